@@ -1,0 +1,70 @@
+"""What the deciding side tells one attempt: the only thing a trainer knows about its job.
+
+Travels as JSON in `CTJ_ATTEMPT`. The trainer picks its checkpoint from `lineage` at start, so a re-admitted Job with an
+old environment still resumes from the newest step.
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from ctj_api.model import Contract
+from ctj_api.spec import Compile, Recipe, Stage, Training
+
+MESSAGE_VERSION = 1
+"""A trainer accepts this version and the one before; anything else ends with exit code 10 and one line."""
+
+
+class Mode(StrEnum):
+    """How the model's regions run."""
+
+    COMPILED = "Compiled"
+    EAGER = "Eager"
+
+
+class LineageEntry(Contract):
+    """Checkpoints of one earlier attempt that this attempt may continue from."""
+
+    attempt: Annotated[int, Field(ge=1)]
+    max_step: Annotated[int, Field(ge=0, description="Later checkpoints of that attempt are not ours.")]
+
+
+class Replay(Contract):
+    """Steps this stage repeats on the same samples, and where the previous stage's record of them lies."""
+
+    attempt: Annotated[int, Field(ge=1, description="Attempt whose end-of-stage record is the reference.")]
+    from_step: Annotated[int, Field(ge=0, description="Last step before the window.")]
+    to_step: Annotated[int, Field(ge=1, description="Last step of the window.")]
+
+
+class StageWindow(Contract):
+    """Optimizer steps of a stage; step s is the state after s optimizer steps."""
+
+    start_step: Annotated[int, Field(ge=0, description="State the stage starts from (before its replay).")]
+    end_step: Annotated[int, Field(ge=1, description="The stage ends after this step.")]
+    save_at: Annotated[tuple[int, ...], Field(description="Steps saved in any case: end - replay, and end.")]
+
+
+class JobIdentity(Contract):
+    namespace: str
+    name: str
+    uid: str
+
+
+class Attempt(Contract):
+    version: int = MESSAGE_VERSION
+    job: JobIdentity
+    attempt: Annotated[int, Field(ge=1)]
+    stage: Stage
+    window: StageWindow
+    ladder: Annotated[list[Stage], Field(description="Every stage, for the memory prediction of the first attempt.")]
+    floor_step: Annotated[int, Field(ge=0, description="Without a checkpoint at least this new the attempt fails (12).")]
+    lineage: Annotated[list[LineageEntry], Field(default_factory=list)]
+    replay: Replay | None = None
+    mode: Annotated[Mode, Field(description="Eager: do not compile, and do not compare.")]
+    micro_batch_size: Annotated[int, Field(ge=1, description="May be smaller than the spec's after out-of-memory.")]
+    pinned: Annotated[list[LineageEntry], Field(default_factory=list, description="Checkpoints retention must keep.")]
+    recipe: Recipe
+    training: Training
+    compile: Compile

@@ -1,0 +1,37 @@
+"""How every object of the contract is declared: frozen, camelCase outside, snake_case inside, nothing unknown accepted.
+
+`spec.py`, `status.py` and the messages build on it; `schema.py` turns such models into the CRD's schema.
+"""
+
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+# Numbers that are not integers travel as strings: YAML 1.1 reads `1e-6` as text and `1.0e-6` as a number,
+# and the Kubernetes API conventions forbid floats in a spec.
+DecimalString = Annotated[str, Field(pattern=r"^-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?$", max_length=32)]
+DurationString = Annotated[str, Field(pattern=r"^([0-9]+(ms|s|m|h))+$", max_length=32)]
+FigureString = Annotated[str, Field(pattern=r"^(-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?|NaN|-?Infinity)$", max_length=32)]
+DnsLabel = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=40)]
+
+
+class Contract(BaseModel):
+    """Base of everything that crosses a process boundary."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, frozen=True, extra="forbid", ser_json_inf_nan="strings"
+    )
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the plain camelCase document; absent fields stay absent (never null)."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> Self:
+        """Parse a plain document.
+
+        Raises:
+            pydantic.ValidationError: the document does not follow the contract.
+        """
+        return cls.model_validate(document)

@@ -1,0 +1,52 @@
+"""Every name that two sides must agree on: API group, labels, annotations, children, files of a pod."""
+
+GROUP = "training.ctj.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "CompiledTrainingJob"
+PLURAL = "compiledtrainingjobs"
+SHORT_NAME = "ctj"
+CATEGORY = "training"
+
+LABEL_JOB = f"{GROUP}/job"
+LABEL_JOB_UID = f"{GROUP}/job-uid"
+LABEL_STAGE = f"{GROUP}/stage"
+LABEL_ATTEMPT = f"{GROUP}/attempt"
+
+ANNOTATION_CONTROL = f"{GROUP}/control"
+# Verbs on the job; the value is any token not handled before.
+VERB_APPROVE = f"{GROUP}/approve"
+VERB_FORCE_EAGER = f"{GROUP}/force-eager"
+VERB_RETRY_COMPILE = f"{GROUP}/retry-compile"
+VERB_ROLLBACK = f"{GROUP}/rollback"
+VERBS = (VERB_APPROVE, VERB_FORCE_EAGER, VERB_RETRY_COMPILE, VERB_ROLLBACK)
+
+# Environment of a pod or local process.
+ENV_ATTEMPT = "CTJ_ATTEMPT"
+ENV_CONTROL_FILE = "CTJ_CONTROL_FILE"
+ENV_CHECKPOINT_ROOT = "CTJ_CHECKPOINT_ROOT"  # one folder per job: attempts, manifests, reports
+ENV_CACHE_DIR = "CTJ_CACHE_DIR"  # node-local compile cache
+ENV_RUN_DIR = "CTJ_RUN_DIR"  # scratch of this pod: progress, marks, logs
+ENV_TERMINATION_FILE = "CTJ_TERMINATION_FILE"
+ENV_METRICS_PORT = "CTJ_METRICS_PORT"
+ENV_NODE_RANK = "CTJ_NODE_RANK"
+ENV_MASTER_ADDR = "CTJ_MASTER_ADDR"
+ENV_MASTER_PORT = "CTJ_MASTER_PORT"
+
+# A Job's pods get the hostname <job>-<index>, at most 63 characters: name, stage, attempt (5 digits), index (3).
+MAX_JOB_AND_STAGE = 63 - len("-") - len("-99999") - len("-999")
+
+
+def child_name(job: str, stage: str, attempt: int) -> str:
+    """Name of the Indexed Job, its Service and its local process group."""
+    return f"{job}-{stage}-{attempt}"
+
+
+def attempt_folder(attempt: int) -> str:
+    """Folder of one attempt below the checkpoint root."""
+    return f"attempt-{attempt:05d}"
+
+
+def step_folder(step: int) -> str:
+    """Folder of one checkpoint below its attempt's folder."""
+    return f"step-{step:08d}"

@@ -1,0 +1,1 @@
+"""The deciding side: observes, decides, records, applies; and the `ctj` command. Never imports torch or ctj_trainer."""

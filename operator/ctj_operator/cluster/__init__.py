@@ -1,0 +1,1 @@
+"""The Kubernetes backend: watch, queue, Lease, Jobs. The only place that knows the client library."""

@@ -1,0 +1,1 @@
+"""The decisions: pure functions over frozen values. No I/O, no clock, no client."""

@@ -1,0 +1,1 @@
+"""The embedded backend: a folder for the API server, local processes for Jobs."""

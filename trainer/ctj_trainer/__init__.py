@@ -1,0 +1,1 @@
+"""The training side: strategies, compile, loop, checkpoints, supervisor. Never imports kopf, kubernetes or ctj_operator."""
