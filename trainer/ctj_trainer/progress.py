@@ -1,0 +1,94 @@
+"""What is the pod doing right now? Local rank 0 writes it, the supervisor and the local backend read it.
+
+A thread renews the file while the step is busy (a compilation may take minutes), so that "slow" and "dead" differ:
+a dead process stops renewing; a hung one renews without its step or phase moving on.
+"""
+
+import os
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ctj_api.attempt import Mode
+from ctj_api.report import Progress
+
+HEARTBEAT_SECONDS = 1.0
+_MIN_INTERVAL_SECONDS = 0.1  # a 30 ms step must not pay for a file each time
+_FILE = "progress.json"
+
+STARTING = "Starting"
+LOADING = "Loading"
+COMPILING = "Compiling"
+PROBING = "Probing"
+TRAINING = "Training"
+SAVING = "Saving"
+EXPORTING = "Exporting"
+DONE = "Done"
+
+
+class ProgressWriter:
+    """Publish the state of this pod; use as a context manager around the whole run of local rank 0."""
+
+    def __init__(self, run_dir: Path, *, attempt: int, mode: Mode) -> None:
+        self._path = run_dir / _FILE
+        self._draft = run_dir / f".{_FILE}.{os.getpid()}.tmp"
+        self._state: dict[str, Any] = {"attempt": attempt, "step": 0, "phase": STARTING, "mode": mode}
+        self._lock = threading.Lock()
+        self._written_at = 0.0
+        self._ended = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="progress-heartbeat", daemon=True)
+
+    def __enter__(self) -> Self:
+        self.flush()
+        self._heart.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._heart.join()
+        self.flush()
+
+    def update(self, **fields: Any) -> None:
+        """Set fields of `Progress` (phase=, step=, loss=, ...); a new phase is visible at once, a step within 0.1 s
+        or the next heartbeat."""
+        with self._lock:
+            new_phase = fields.get("phase", self._state["phase"]) != self._state["phase"]
+            self._state.update(fields)
+            if new_phase or time.monotonic() - self._written_at >= _MIN_INTERVAL_SECONDS:
+                self._write()
+
+    def flush(self) -> None:
+        """Write the state now."""
+        with self._lock:
+            self._write()
+
+    def _write(self) -> None:
+        progress = Progress(**self._state, updated_at=time.time())
+        try:
+            self._draft.write_text(progress.model_dump_json(by_alias=True, exclude_none=True))
+            self._draft.replace(self._path)
+        except OSError:
+            # A full disk must not end training from here; the supervisor sees a silent writer.
+            return
+        self._written_at = time.monotonic()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(HEARTBEAT_SECONDS):
+            self.flush()
+
+
+def read_progress(run_dir: Path) -> Progress | None:
+    """Return the newest state of the pod, or None before its first one."""
+    try:
+        return Progress.model_validate_json((run_dir / _FILE).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def clear_progress(run_dir: Path) -> None:
+    """Forget the state that an earlier process left in the same folder."""
+    (run_dir / _FILE).unlink(missing_ok=True)
