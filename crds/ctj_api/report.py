@@ -31,6 +31,9 @@ class CompileVerdict(Contract):
     compiled_step_seconds: float | None = None
     speedup: float | None = None
     break_even_steps: float | None = None
+    first_compiled_seconds: Annotated[
+        float | None, Field(description="First compiled forward and backward, compilation included.")
+    ] = None
 
 
 class Failure(Contract):
