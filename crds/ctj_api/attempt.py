@@ -59,10 +59,15 @@ class Attempt(Contract):
     stage: Stage
     window: StageWindow
     ladder: Annotated[list[Stage], Field(description="Every stage, for the memory prediction of the first attempt.")]
-    floor_step: Annotated[int, Field(ge=0, description="Without a checkpoint at least this new the attempt fails (12).")]
+    floor_step: Annotated[
+        int, Field(ge=0, description="Without a checkpoint at least this new the attempt fails (12).")
+    ]
     lineage: Annotated[list[LineageEntry], Field(default_factory=list)]
     replay: Replay | None = None
     mode: Annotated[Mode, Field(description="Eager: do not compile, and do not compare.")]
+    retry_compile: Annotated[
+        bool, Field(description="Measure again; a stored verdict of this stage is not reused.")
+    ] = False
     micro_batch_size: Annotated[int, Field(ge=1, description="May be smaller than the spec's after out-of-memory.")]
     pinned: Annotated[list[LineageEntry], Field(default_factory=list, description="Checkpoints retention must keep.")]
     recipe: Recipe

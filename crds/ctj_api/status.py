@@ -80,6 +80,7 @@ class GateVerdict(Contract):
     verdict: Verdict
     attempt: Annotated[int, Field(ge=1)]
     evidence: list[Evidence]
+    note: Annotated[str, Field(max_length=512, description="Checks that do not apply here, and why.")] = ""
 
 
 class StagePhase(StrEnum):
@@ -105,6 +106,20 @@ class StageStatus(Contract):
     started_at: Timestamp | None = None
     finished_at: Timestamp | None = None
     message: Annotated[str, Field(max_length=1024)] = ""
+    eager_because: Annotated[
+        str, Field(max_length=256, description="Why its attempts no longer compile; empty: they may.")
+    ] = ""
+    micro_batch_size: Annotated[int | None, Field(ge=1, description="Smaller than the spec's after out-of-memory.")] = (
+        None
+    )
+    lineage: Annotated[
+        list[LineageEntry],
+        Field(
+            default_factory=list,
+            max_length=64,
+            description="Checkpoints its next attempt may continue from, oldest first.",
+        ),
+    ]
 
 
 class CurrentAttempt(Contract):
@@ -118,12 +133,27 @@ class CurrentAttempt(Contract):
     lineage: Annotated[list[LineageEntry], Field(default_factory=list, max_length=64)]
     replay: Replay | None = None
     generation: Annotated[int, Field(ge=0)]
+    spec_hash: Annotated[
+        str, Field(max_length=64, description="Of what this attempt was built from; a change replaces it.")
+    ] = ""
     recorded_at: Timestamp
-    child_seen: bool = False
+    requested_at: Annotated[Timestamp, Field(description="When the child was last asked for.")]
+    child_seen: Annotated[
+        bool, Field(description="Its pods were seen past Pending: its absence is a loss from now on.")
+    ] = False
     running_since: Timestamp | None = None
+    accounted_at: Annotated[Timestamp | None, Field(description="Running time up to here is in activeSeconds.")] = None
+    first_step_seen: bool = False
+    checkpoint_step: Annotated[
+        int | None, Field(description="Newest complete checkpoint this attempt made, as far as known.")
+    ] = None
+    retry_compile: bool = False
     control_sequence: Annotated[int, Field(ge=0)] = 0
     compile_control: Mode = Mode.COMPILED
-    stopping: Annotated[str, Field(max_length=256, description="Why the attempt is being stopped; empty while it may run.")] = ""
+    stopping: Annotated[
+        str, Field(max_length=256, description="Why the attempt is being stopped; empty while it may run.")
+    ] = ""
+    stopping_since: Timestamp | None = None
 
 
 class Remedy(Contract):
@@ -182,6 +212,7 @@ class Status(Contract):
     remedies: Annotated[list[Remedy], Field(default_factory=list, max_length=64)]
     fallbacks_used: int = 0
     rollbacks_used: int = 0
+    non_finite_used: bool = False
     restarts: Annotated[Restarts, Field(default_factory=Restarts)]
     first_failure: FirstFailure | None = None
     hold: HoldState | None = None
@@ -189,9 +220,16 @@ class Status(Contract):
     retry_token: str = ""
     gpu_seconds: float = 0.0
     active_seconds: float = 0.0
+    progress_at: Annotated[
+        Timestamp | None, Field(description="When step and the running totals were last written.")
+    ] = None
     started_at: Timestamp | None = None
     finished_at: Timestamp | None = None
     conditions: Annotated[
         list[Condition],
-        Field(max_length=16, default_factory=list, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
+        Field(
+            max_length=16,
+            default_factory=list,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        ),
     ]
