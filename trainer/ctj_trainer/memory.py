@@ -1,0 +1,114 @@
+"""How much memory does this process use, what was its peak, and how much may it use?
+
+On an accelerator: of the device, by torch's allocator. On CPU: resident pages of the process against its share of the
+tightest control group limit (v2 or v1) or of the machine. `memory_prediction.py` says what to expect beforehand.
+"""
+
+import os
+import resource
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+_UNLIMITED = 1 << 60  # v1 writes "no limit" as a number near 2**63
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryUse:
+    """Bytes of one process; `limit` is None where the system does not tell."""
+
+    used: int
+    peak: int
+    limit: int | None
+
+    @property
+    def peak_ratio(self) -> float | None:
+        """Peak over limit, what the memory gate looks at."""
+        return self.peak / self.limit if self.limit else None
+
+
+def memory_use(device: "torch.device | None" = None, *, local_processes: int = 1) -> MemoryUse:
+    """Measure this process. `device` None or a CPU: resident memory; `local_processes` share the pod's limit.
+
+    Pages of shared libraries count in every process, so the CPU figure errs on the high side.
+    """
+    limit = process_limit(device, local_processes=local_processes)
+    if device is not None and device.type == "cuda":
+        import torch
+
+        # Reserved, not allocated: what the allocator holds is what nobody else on this device can have.
+        used, peak = torch.cuda.memory_reserved(device), torch.cuda.max_memory_reserved(device)
+        return MemoryUse(used=used, peak=peak, limit=limit)
+    return MemoryUse(used=_resident_bytes(), peak=_peak_resident_bytes(), limit=limit)
+
+
+def process_limit(device: "torch.device | None", *, local_processes: int) -> int | None:
+    """Bytes one process may use: a whole accelerator, or its share of the pod's or machine's memory."""
+    if device is not None and device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    limit = pod_memory_limit()
+    return limit // local_processes if limit else None
+
+
+def pod_memory_limit(*, cgroup: Path = Path("/proc/self/cgroup"), root: Path = _CGROUP_ROOT) -> int | None:
+    """Return the tightest limit above this process: control group, else the machine's memory."""
+    limits = [*_cgroup_limits(cgroup, root), *_machine_bytes()]
+    return min(limits, default=None)
+
+
+def _cgroup_limits(cgroup: Path, root: Path) -> list[int]:
+    """Limits of this process's group and all its parents; inside a container the root folder is the pod's own group."""
+    try:
+        lines = cgroup.read_text().splitlines()
+    except OSError:
+        return []
+    limits: list[int] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            limits += _limits_up(root / "memory", path, "memory.limit_in_bytes")
+        elif not controllers:
+            limits += _limits_up(root, path, "memory.max")
+    return limits
+
+
+def _limits_up(base: Path, path: str, name: str) -> list[int]:
+    folder = base / path.strip("/")
+    limits = []
+    for group in (folder, *folder.parents):
+        try:
+            text = (group / name).read_text().strip()
+        except OSError:
+            text = "max"  # a container sees only part of the path that /proc names
+        if text.isdigit() and int(text) < _UNLIMITED:
+            limits.append(int(text))
+        if group == base:
+            break
+    return limits
+
+
+def _machine_bytes() -> list[int]:
+    try:
+        return [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    except (ValueError, OSError):
+        return []
+
+
+def _resident_bytes() -> int:
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return _peak_resident_bytes()
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _peak_resident_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
