@@ -21,6 +21,15 @@ class _PlainDumper(yaml.SafeDumper):
         return True
 
 
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    # PyYAML writes `3e-4` plain, which Kubernetes reads as a number.
+    style = '"' if text[:1].isdigit() else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_PlainDumper.add_representer(str, _represent_text)
+
+
 def generated_files() -> dict[Path, str]:
     """Return every generated file's path below the repository and its text."""
     crd = yaml.dump(custom_resource_definition(), Dumper=_PlainDumper, sort_keys=False, width=120, allow_unicode=True)
@@ -45,7 +54,9 @@ def write(root: Path) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Write, or with `--check` compare; 1 when a file is not up to date."""
     parser = argparse.ArgumentParser(prog="python -m ctj_api.generate", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare only; exit with 1 when something is not up to date")
+    parser.add_argument(
+        "--check", action="store_true", help="compare only; exit with 1 when something is not up to date"
+    )
     options = parser.parse_args(arguments)
     if not options.check:
         write(ROOT)

@@ -1,6 +1,6 @@
 """Rules over several fields of a job, as data: CEL that the API server runs at admission and `validate.py` runs locally.
 
-Only what both evaluators know: core CEL, no extension functions. A message reads `what must hold; what to do`.
+Only what both evaluators know: core CEL, and `format` with `%s`. A message reads `what must hold; what to do`.
 """
 
 from dataclasses import dataclass
@@ -46,32 +46,24 @@ def _processes(stage: str) -> str:
     )
 
 
+def _text(template: str, *values: str) -> str:
+    """CEL: `template` with each `%s` replaced; values are CEL of strings.
+
+    Formatting is the one extension function we use: the API server cannot bound the length of `string(number)`, and
+    refuses to add anything to it.
+    """
+    return f"'{template}'.format([{', '.join(values)}])"
+
+
 def _unchanged(field: str) -> Rule:
-    """Part of what a run is: other values would make its checkpoints and its evidence meaningless."""
+    """Part of what a run is: another value would make its checkpoints and its evidence meaningless."""
     return Rule(
         at="spec",
         cel=f"self.{field} == oldSelf.{field}",
         message="must not change once the job exists; create a job of another name",
-        message_cel=f"'must stay ' + string(oldSelf.{field}) + ' once the job exists; create a job of another name'",
+        message_cel=_text("must stay %s once the job exists; create a job of another name", f"string(oldSelf.{field})"),
         field=field,
     )
-
-
-_WORLD = f"stage.nodes * {_processes('stage')}"
-_GROUP = f"(self.training.microBatchSize * {_WORLD})"
-_BATCH = "self.training.globalBatchSize"
-_FACTORS = "[" + ", ".join(str(factor) for factor in range(1, 33)) + "]"
-# CEL has no variables: `[value].map(name, ...)[0]` names one. Least common multiple of all stages' groups, looked for among
-# the first 32 multiples of the largest; in practice worlds divide each other and it is the largest itself.
-_WORKING_BATCHES = (
-    f"[self.ladder.map(stage, {_GROUP})].map(groups,"
-    " [groups.filter(group, groups.all(other, other <= group))[0]].map(largest,"
-    f" {_FACTORS}.map(factor, factor * largest).filter(unit, groups.all(group, unit % group == 0)))[0]"
-    ").map(units, size(units) == 0 ? 'use a common multiple of every stage'"
-    f" : ({_BATCH} < units[0] ? 'use ' + string(units[0])"
-    f" : 'use ' + string({_BATCH} / units[0] * units[0]) + ' or ' + string(({_BATCH} / units[0] + 1) * units[0])))[0]"
-)
-_RANK = "{'single': 0, 'ddp': 1, 'fsdp': 2, 'zero3': 3}"
 
 
 def _sum_of_steps() -> str:
@@ -82,48 +74,77 @@ def _sum_of_steps() -> str:
     )
 
 
+def _working_batches() -> str:
+    """CEL: text that names the batch sizes around the present one that every stage can divide.
+
+    The least common multiple of all stages' groups is looked for among the first 32 multiples of the largest; in practice
+    worlds divide each other, and it is the largest itself.
+    """
+    factors = [*range(1, 33)]
+    below, above = f"{_BATCH} / unit * unit", f"({_BATCH} / unit + 1) * unit"
+    both = _text("use %s or %s", f"string({below})", f"string({above})")
+    choice = f"{_BATCH} < unit ? {_text('use %s', 'string(unit)')} : {both}"
+    return (
+        f"self.ladder.map(stage, {_GROUP}).filter(group, self.ladder.all(stage, {_GROUP} <= group)).map(largest,"
+        f" ({factors}.map(factor, factor * largest).filter(unit, self.ladder.all(stage, unit % {_GROUP} == 0))"
+        f".map(unit, {choice}) + ['use a common multiple of every stage'])[0])[0]"
+    )
+
+
+_BATCH = "self.training.globalBatchSize"
+_GROUP = f"(self.training.microBatchSize * stage.nodes * {_processes('stage')})"
+_RANK = "{'single': 0, 'ddp': 1, 'fsdp': 2, 'zero3': 3}"
+
+_TOO_LONG = f"size(self.metadata.name) + size(stage.name) > {MAX_JOB_AND_STAGE}"
 _NAME = (
     Rule(
         at="",
         cel="self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-        message="must be lower-case letters, digits and dashes, starting with a letter and not ending with a dash; rename the job",
+        message="must be lower-case letters, digits and dashes, from a letter to a letter or digit; rename the job",
         field="metadata.name",
     ),
     Rule(
         at="",
-        cel=f"self.spec.ladder.all(stage, size(self.metadata.name) + size(stage.name) <= {MAX_JOB_AND_STAGE})",
+        cel=f"!self.spec.ladder.exists(stage, {_TOO_LONG})",
         message=f"job name and stage name may have {MAX_JOB_AND_STAGE} characters together; shorten one of them",
-        message_cel=(
-            f"self.spec.ladder.filter(stage, size(self.metadata.name) + size(stage.name) > {MAX_JOB_AND_STAGE})"
-            f".map(stage, 'may have ' + string({MAX_JOB_AND_STAGE} - size(stage.name)) + ' characters with stage \"' + stage.name"
-            " + '\", so that its pods get valid host names; shorten the name of the job or of the stage')[0]"
-        ),
+        message_cel=f"self.spec.ladder.filter(stage, {_TOO_LONG}).map(stage, "
+        + _text(
+            'may have %s characters beside stage "%s", so that its pods get valid host names; shorten one of the two names',
+            f"string({MAX_JOB_AND_STAGE} - size(stage.name))",
+            "stage.name",
+        )
+        + ")[0]",
         field="metadata.name",
     ),
 )
 
+_NO_WINDOW = "index + 1 < size(self) && !has(self[index].steps)"
 _LADDER = (
     Rule(
         at="spec.ladder",
-        cel=f"[0, 1, 2].all(index, index + 1 >= size(self) || {_RANK}[self[index].strategy] < {_RANK}[self[index + 1].strategy])",
+        cel=(
+            "[0, 1, 2].all(index, index + 1 >= size(self)"
+            f" || {_RANK}[self[index].strategy] < {_RANK}[self[index + 1].strategy])"
+        ),
         message="strategies must come in the order single, ddp, fsdp, zero3, each at most once; reorder or remove stages",
     ),
     Rule(
         at="spec.ladder",
-        cel="[0, 1, 2].all(index, index + 1 >= size(self) || has(self[index].steps))",
+        cel=f"![0, 1, 2].exists(index, {_NO_WINDOW})",
         message="every stage but the last must have steps, its canary window; add steps",
-        message_cel=(
-            "[0, 1, 2].filter(index, index + 1 < size(self) && !has(self[index].steps))"
-            ".map(index, 'every stage but the last must have steps, its canary window; add steps to stage \"' + self[index].name + '\"')[0]"
-        ),
+        message_cel=f"[0, 1, 2].filter(index, {_NO_WINDOW}).map(index, "
+        + _text(
+            'every stage but the last must have steps, its canary window; add steps to stage "%s"', "self[index].name"
+        )
+        + ")[0]",
     ),
     Rule(
         at="spec.ladder",
         cel="size(self) == 0 || !has(self[size(self) - 1].steps)",
         message="the last stage must not have steps, it runs to spec.training.steps; remove them",
-        message_cel=(
-            "'the last stage must not have steps, it runs to spec.training.steps; remove them from stage \"'"
-            " + self[size(self) - 1].name + '\"'"
+        message_cel=_text(
+            'the last stage must not have steps, it runs to spec.training.steps; remove them from stage "%s"',
+            "self[size(self) - 1].name",
         ),
     ),
     Rule(
@@ -146,7 +167,11 @@ _LADDER = (
         at="spec.ladder[]",
         cel="!(has(self.replaySteps) && has(self.steps)) || self.replaySteps < self.steps",
         message="must be less than the stage's steps; lower it or lengthen the stage",
-        message_cel="'must be less than the stage\\'s ' + string(self.steps) + ' steps; use at most ' + string(self.steps - 1)",
+        message_cel=_text(
+            "must be less than the %s steps of its stage; use at most %s",
+            "string(self.steps)",
+            "string(self.steps - 1)",
+        ),
         field="replaySteps",
     ),
 )
@@ -156,41 +181,45 @@ _TRAINING = (
         at="spec",
         cel=f"{_sum_of_steps()} < self.training.steps",
         message="must be more than the steps of all canary stages together; raise it or shorten them",
-        message_cel=(
-            f"'must be more than the ' + string({_sum_of_steps()}) + ' steps of all canary stages together; use at least '"
-            f" + string({_sum_of_steps()} + 1) + ' or shorten them'"
-        ),
+        message_cel=f"[{_sum_of_steps()}].map(total, "
+        + _text(
+            "must be more than the %s steps of all canary stages together; use at least %s or shorten them",
+            "string(total)",
+            "string(total + 1)",
+        )
+        + ")[0]",
         field="training.steps",
     ),
     Rule(
         at="spec",
         cel=f"self.ladder.all(stage, {_BATCH} % {_GROUP} == 0)",
         message="must be a multiple of microBatchSize x processes for every stage; change one of them",
-        message_cel=(
-            f"self.ladder.filter(stage, {_BATCH} % {_GROUP} != 0)"
-            f".map(stage, 'must be a multiple of microBatchSize x processes (' + string({_GROUP}) + ') for stage \"' + stage.name"
-            f" + '\"; ')[0] + {_WORKING_BATCHES}"
-        ),
+        message_cel=f"self.ladder.filter(stage, {_BATCH} % {_GROUP} != 0).map(stage, "
+        + _text(
+            'must be a multiple of microBatchSize x processes (%s) for stage "%s"; %s',
+            f"string({_GROUP})",
+            "stage.name",
+            _working_batches(),
+        )
+        + ")[0]",
         field="training.globalBatchSize",
     ),
     Rule(
         at="spec.training",
         cel="self.optimizer.warmupSteps <= self.steps",
         message="must be at most spec.training.steps; lower it",
-        message_cel="'must be at most spec.training.steps; use ' + string(self.steps) + ' or less'",
+        message_cel=_text("must be at most spec.training.steps; use %s or less", "string(self.steps)"),
         field="optimizer.warmupSteps",
     ),
     Rule(
-        at="spec.training.optimizer",
-        cel="double(self.learningRate) > 0.0",
-        message="must be more than 0; write for example \"3e-4\"",
-        field="learningRate",
+        at="spec.training.optimizer.learningRate",
+        cel="double(self) > 0.0",
+        message='must be more than 0; write for example "3e-4"',
     ),
     Rule(
-        at="spec.training.optimizer",
-        cel="double(self.minimumRate) <= 1.0",
-        message="must be at most 1, it is a share of learningRate; write for example \"0.1\"",
-        field="minimumRate",
+        at="spec.training.optimizer.minimumRate",
+        cel="double(self) <= 1.0",
+        message='must be at most 1, it is a share of learningRate; write for example "0.1"',
     ),
 )
 
@@ -208,13 +237,13 @@ _COMPILE = (
         field="options",
     ),
     Rule(
-        at="spec.compile",
-        cel="double(self.minSpeedup) > 0.0",
-        message="must be more than 0; write for example \"1.03\"",
-        field="minSpeedup",
+        at="spec.compile.minSpeedup",
+        cel="double(self) > 0.0",
+        message='must be more than 0; write for example "1.03"',
     ),
 )
 
+_UNKNOWN_STAGES = "(has(gate.stages) ? gate.stages : []).filter(name, !self.ladder.exists(stage, stage.name == name))"
 _GATES = (
     Rule(
         at="spec.gates[].thresholdRange",
@@ -229,19 +258,22 @@ _GATES = (
     ),
     Rule(
         at="spec",
-        cel="!has(self.gates) || self.gates.all(gate, !has(gate.stages) || gate.stages.all(name, self.ladder.exists(stage, stage.name == name)))",
+        cel=f"!has(self.gates) || self.gates.all(gate, size({_UNKNOWN_STAGES}) == 0)",
         message="stages of a gate must be names of the ladder; correct or remove them",
-        message_cel=(
-            "self.gates.filter(gate, has(gate.stages) && gate.stages.exists(name, !self.ladder.exists(stage, stage.name == name)))"
-            ".map(gate, 'gate \"' + gate.name + '\" names stage \"'"
-            " + gate.stages.filter(name, !self.ladder.exists(stage, stage.name == name))[0]"
-            " + '\", which must be a stage of the ladder; correct or remove it')[0]"
-        ),
+        message_cel=f"self.gates.map(gate, {_UNKNOWN_STAGES}.map(name, "
+        + _text(
+            'gate "%s" is for stage "%s", which must be a stage of the ladder; correct or remove it',
+            "gate.name",
+            "name",
+        )
+        + ")).filter(texts, size(texts) > 0)[0][0]",
         field="gates",
     ),
 )
 
-_PASSED_A_STAGE = "has(oldSelf.status) && has(oldSelf.status.ladder) && oldSelf.status.ladder.exists(stage, stage.phase == 'Passed')"
+_PASSED_A_STAGE = (
+    "has(oldSelf.status) && has(oldSelf.status.ladder) && oldSelf.status.ladder.exists(stage, stage.phase == 'Passed')"
+)
 _IDENTITY = (
     Rule(
         at="spec.ladder",
@@ -258,7 +290,9 @@ _IDENTITY = (
         at="",
         cel=f"!({_PASSED_A_STAGE}) || self.spec.training.precision == oldSelf.spec.training.precision",
         message="must not change once a stage has passed; create a job of another name",
-        message_cel="'must stay ' + oldSelf.spec.training.precision + ' once a stage has passed; create a job of another name'",
+        message_cel=_text(
+            "must stay %s once a stage has passed; create a job of another name", "oldSelf.spec.training.precision"
+        ),
         field="spec.training.precision",
     ),
 )
