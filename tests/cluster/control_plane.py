@@ -27,7 +27,6 @@ CONTROLLERS = (
     "job-controller",
     "garbage-collector-controller",
     "ttl-after-finished-controller",
-    "endpointslice-controller",
     "serviceaccount-controller",
     "namespace-controller",
 )

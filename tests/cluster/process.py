@@ -22,7 +22,7 @@ _TIED = (
 
 
 def tied(command: Sequence[str]) -> list[str]:
-    """Return `command` so that it is killed when the thread that starts it ends (Linux; so start it from a lasting one)."""
+    """Return `command` such that it dies with the thread that starts it (so start it from a lasting one)."""
     return [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
 
 
