@@ -1,1 +1,1 @@
-"""The embedded backend: a folder for the API server, local processes for Jobs."""
+"""The embedded backend: a folder for the API server, processes for Jobs. `ctj run` without a cluster."""

@@ -1,0 +1,95 @@
+"""`ctj list` and `ctj watch`: local jobs seen from outside, without touching them."""
+
+import sys
+import time
+from pathlib import Path
+
+from ctj_api.exit_codes import RunExit
+from ctj_api.spec import Spec
+from ctj_api.status import Phase
+from ctj_operator.cli import words
+from ctj_operator.cli.lines import JsonScreen, PlainScreen
+from ctj_operator.cli.places import stored_jobs
+from ctj_operator.core.decision import Event, EventType
+from ctj_operator.local.lock import holder_of
+from ctj_operator.local.runner import Screen, snapshot
+from ctj_operator.local.store import Store
+
+_POLL_SECONDS = 0.25
+_OVER = {Phase.SUCCEEDED: RunExit.SUCCEEDED, Phase.FAILED: RunExit.FAILED, Phase.HELD: RunExit.HELD}
+
+
+def rows(work_dir: Path) -> list[dict[str, object]]:
+    """Return one document per job."""
+    found: list[dict[str, object]] = []
+    for store in stored_jobs(work_dir):
+        job, status = store.read_job(), store.read_status().status
+        found.append(
+            {
+                "name": job.identity.name,
+                "phase": status.phase.value,
+                "stage": status.stage,
+                "step": status.step,
+                "steps": Spec.from_document(job.spec).training.steps,
+                "mode": status.mode.value if status.mode else "",
+                "attempt": status.attempt,
+                "runBy": holder_of(store.folder) or "",
+                "folder": str(store.folder),
+            }
+        )
+    return found
+
+
+def table(work_dir: Path) -> str:
+    """Return the jobs as aligned text."""
+    listed = rows(work_dir)
+    if not listed:
+        return f"No jobs in {work_dir}. Start one with: ctj run FILE"
+    header = ("NAME", "PHASE", "STAGE", "STEP", "MODE", "ATTEMPT", "RUN BY")
+    cells = [header] + [
+        (
+            str(row["name"]),
+            str(row["phase"]),
+            str(row["stage"] or "-"),
+            f"{row['step']}/{row['steps']}",
+            str(row["mode"] or "-"),
+            str(row["attempt"]),
+            str(row["runBy"] or "-"),
+        )
+        for row in listed
+    ]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
+    )
+
+
+def watch(store: Store, *, json: bool, plain: bool) -> RunExit:
+    """Follow a job until it is over or nobody runs it any more."""
+    if json:
+        return _follow(store, JsonScreen())
+    if plain or not sys.stdout.isatty():
+        return _follow(store, PlainScreen())
+    from rich.console import Console
+
+    from ctj_operator.cli.live import LiveScreen
+
+    with LiveScreen(Console()) as screen:
+        return _follow(store, screen)
+
+
+def _follow(store: Store, screen: Screen) -> RunExit:
+    shown = max(0, len(store.read_events()) - 3)  # a little of the past, to know where we are
+    while True:
+        held_before_reading = holder_of(store.folder)
+        status = store.read_status().status
+        events = store.read_events()
+        for event in events[shown:]:
+            screen.event(Event(type=EventType(event["type"]), reason=event["reason"], message=event["message"]))
+        shown = len(events)
+        screen.show(snapshot(store, status))
+        if held_before_reading is None:
+            outcome = _OVER.get(status.phase, RunExit.STOPPED)
+            screen.note(f"{store.folder.name}: {words.phase_and_place(status)}; nobody runs it now")
+            return outcome
+        time.sleep(_POLL_SECONDS)

@@ -1,0 +1,38 @@
+"""`ctj logs`: what the trainers of a local job printed."""
+
+from collections.abc import Iterator
+
+from ctj_operator.local.files import read_json
+from ctj_operator.local.processes import NodeFolder, node_folder
+from ctj_operator.local.refusal import Refusal
+from ctj_operator.local.store import Store
+
+
+def lines(store: Store, *, attempt: int | None, rank: int | None) -> Iterator[str]:
+    """Yield the newest attempt's (or `attempt`'s) output, all of it or one rank's.
+
+    Raises:
+        Refusal: there is none.
+    """
+    children = {
+        record["attempt"]: record for path in store.children.glob("*/child.json") if (record := read_json(path))
+    }
+    if not children:
+        raise Refusal(
+            f"{store.folder.name} has not started any trainer yet; `ctj explain {store.folder.name}` says why"
+        )
+    number = max(children) if attempt is None else attempt
+    if number not in children:
+        raise Refusal(f"attempt {number} is not here; attempts: {', '.join(str(known) for known in sorted(children))}")
+    record = children[number]
+    for index in range(record["nodes"]):
+        node = node_folder(store.children, record["name"], index)
+        if rank is None:
+            yield f"==> {record['name']} node {index}"
+            yield from _text(node)
+        else:
+            yield from (line.split(":", 1)[1] for line in _text(node) if line.startswith(f"[rank{rank}]:"))
+
+
+def _text(node: NodeFolder) -> list[str]:
+    return node.log.read_text(errors="replace").splitlines() if node.log.exists() else []

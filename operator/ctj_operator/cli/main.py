@@ -1,0 +1,232 @@
+"""The `ctj` command: what can be typed, and its help. Each command imports its work when it is called."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ctj_api import __version__
+from ctj_operator.local.refusal import Refusal
+
+if TYPE_CHECKING:
+    from ctj_operator.local.store import Store
+
+app = typer.Typer(
+    name="ctj",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Compiled Training Jobs: from a first try on a laptop to a sharded run, with `torch.compile` left on.\n\n"
+    "Start with `ctj run examples/quickstart.yaml`; look with `ctj watch NAME`; ask with `ctj explain NAME`.",
+)
+
+WorkDir = Annotated[Path, typer.Option("--work-dir", help="Folder that holds one folder per job.", metavar="DIR")]
+Name = Annotated[str, typer.Argument(help="A job's name (metadata.name), or its folder.", metavar="NAME")]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs: one JSON object per line.")]
+DEFAULT_WORK_DIR = Path("ctj-runs")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"ctj {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Take options that belong to no command."""
+
+
+@app.command(rich_help_panel="Train")
+def run(  # noqa: PLR0913, PLR0917 - one parameter per option
+    file: Annotated[
+        Path, typer.Argument(help="A job's YAML file, or the folder of a job to go on with.", metavar="FILE")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change one value of the file; may be repeated.", metavar="PATH=VALUE"),
+    ] = None,
+    work_dir: WorkDir = DEFAULT_WORK_DIR,
+    cache_dir: Annotated[
+        Path | None, typer.Option("--cache-dir", help="Compiled code, shared by all jobs.", metavar="DIR")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over; an earlier run's folder is kept under another name.")
+    ] = False,
+    as_json: AsJson = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Plain lines, as when the output is piped.")] = False,
+) -> None:
+    """Train the job in FILE on this machine, through every stage of its ladder.
+
+    Ctrl-C saves a checkpoint and stops; the same command goes on from there. Typed twice, it never trains twice.
+
+    Exit code: 0 succeeded, 1 failed, 2 bad spec or usage, 3 held by a gate, 4 something is missing here, 130 stopped.
+
+    Examples:
+
+    * `ctj run examples/quickstart.yaml`
+    * `ctj run job.yaml --set spec.training.steps=40 --set spec.compile.scope=disabled`
+    * `ctj run job.yaml --json > run.jsonl`
+    """
+    from ctj_operator.cli import places
+    from ctj_operator.cli.run import Request
+    from ctj_operator.cli.run import run as run_job
+
+    request = Request(
+        file=file,
+        overrides=tuple(overrides or ()),
+        work_dir=work_dir,
+        cache_dir=cache_dir or places.cache_dir(),
+        fresh=fresh,
+        json=as_json,
+        plain=plain,
+    )
+    raise typer.Exit(run_job(request))
+
+
+@app.command(rich_help_panel="Train")
+def validate(
+    files: Annotated[list[Path], typer.Argument(help="Jobs' YAML files.", metavar="FILE...")],
+    as_json: AsJson = False,
+) -> None:
+    """Check FILEs as the API server would; print every problem with its path, value, rule and remedy.
+
+    Example: `ctj validate examples/*.yaml`
+    """
+    from ctj_operator.cli.validation import validate as validate_files
+
+    raise typer.Exit(validate_files(files, as_json=as_json))
+
+
+@app.command("list", rich_help_panel="Look")
+def list_jobs(work_dir: WorkDir = DEFAULT_WORK_DIR, as_json: AsJson = False) -> None:
+    """List the jobs of a work folder."""
+    from ctj_operator.cli import listing
+
+    if as_json:
+        print("\n".join(json.dumps(row) for row in listing.rows(work_dir)))
+    else:
+        print(listing.table(work_dir))
+
+
+@app.command(rich_help_panel="Look")
+def watch(
+    name: Name,
+    work_dir: WorkDir = DEFAULT_WORK_DIR,
+    as_json: AsJson = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Plain lines, as when the output is piped.")] = False,
+) -> None:
+    """Follow a job that another `ctj run` trains; Ctrl-C only ends the looking."""
+    from ctj_operator.cli import listing
+
+    raise typer.Exit(listing.watch(_job(name, work_dir), json=as_json, plain=plain))
+
+
+@app.command(rich_help_panel="Look")
+def explain(name: Name, work_dir: WorkDir = DEFAULT_WORK_DIR) -> None:
+    """Say why a job is where it is: conditions, gates with values, remedies, first failure, what to do next."""
+    from ctj_operator.cli.explain import explain as explain_job
+
+    print(explain_job(_job(name, work_dir)))
+
+
+@app.command(rich_help_panel="Look")
+def report(name: Name, work_dir: WorkDir = DEFAULT_WORK_DIR) -> None:
+    """Write the job's report page (one self-contained HTML file) and print where it is."""
+    from ctj_operator.cli.summary import write_report
+
+    print(write_report(_job(name, work_dir)))
+
+
+@app.command(rich_help_panel="Look")
+def logs(
+    name: Name,
+    rank: Annotated[int | None, typer.Option("--rank", help="Only this rank's lines.", min=0)] = None,
+    attempt: Annotated[int | None, typer.Option("--attempt", help="Default: the newest.", min=1)] = None,
+    work_dir: WorkDir = DEFAULT_WORK_DIR,
+) -> None:
+    """Print what the trainers of an attempt printed.
+
+    Example: `ctj logs quickstart --rank 1`
+    """
+    from ctj_operator.cli.logs import lines
+
+    for line in lines(_job(name, work_dir), attempt=attempt, rank=rank):
+        print(line)
+
+
+@app.command(rich_help_panel="Decide")
+def approve(name: Name, work_dir: WorkDir = DEFAULT_WORK_DIR) -> None:
+    """Let a held job go on although a gate failed; the evidence stays in its status."""
+    _ask("approve", name, work_dir)
+
+
+@app.command(rich_help_panel="Decide")
+def rollback(name: Name, work_dir: WorkDir = DEFAULT_WORK_DIR) -> None:
+    """Go back to the last good stage and its checkpoint, and finish there."""
+    _ask("rollback", name, work_dir)
+
+
+@app.command(rich_help_panel="Decide")
+def eager(name: Name, work_dir: WorkDir = DEFAULT_WORK_DIR) -> None:
+    """Stop using compiled code, at the next step on every rank, without losing one."""
+    _ask("eager", name, work_dir)
+
+
+@app.command("retry-compile", rich_help_panel="Decide")
+def retry_compile(name: Name, work_dir: WorkDir = DEFAULT_WORK_DIR) -> None:
+    """Compile (and compare) again in a job that runs eager."""
+    _ask("retry-compile", name, work_dir)
+
+
+@app.command(rich_help_panel="Decide")
+def retry(name: Name, work_dir: WorkDir = DEFAULT_WORK_DIR) -> None:
+    """Give a failed or held job new budgets, from its last checkpoint."""
+    _ask("retry", name, work_dir)
+
+
+@app.command(rich_help_panel="Decide")
+def pause(name: Name, work_dir: WorkDir = DEFAULT_WORK_DIR) -> None:
+    """Save a checkpoint and stop until resumed."""
+    _ask("pause", name, work_dir)
+
+
+@app.command(rich_help_panel="Decide")
+def resume(name: Name, work_dir: WorkDir = DEFAULT_WORK_DIR) -> None:
+    """End a pause."""
+    _ask("resume", name, work_dir)
+
+
+def _job(name: str, work_dir: Path) -> "Store":
+    from ctj_operator.cli.places import find_job
+
+    return find_job(name, work_dir)
+
+
+def _ask(verb: str, name: str, work_dir: Path) -> None:
+    from ctj_operator.cli.verbs import ask
+
+    print(ask(_job(name, work_dir), verb))
+
+
+def main() -> None:
+    """Run the command line: expected troubles are one message on stderr, never a traceback."""
+    try:
+        app()
+    except Refusal as error:
+        print(f"ctj: {error}", file=sys.stderr)
+        sys.exit(int(error.exit_code))
+    except BrokenPipeError:  # `ctj logs x | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+
+
+if __name__ == "__main__":
+    main()

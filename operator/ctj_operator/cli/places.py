@@ -1,0 +1,38 @@
+"""Where local things are: the folder of a named job, the compile cache."""
+
+import os
+from pathlib import Path
+
+from ctj_operator.local.refusal import Refusal
+from ctj_operator.local.store import JOB_FILE, Store
+
+DEFAULT_WORK_DIR = Path("ctj-runs")
+
+
+def cache_dir() -> Path:
+    """Return the compile cache all jobs of this user share."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "ctj" / "compile"
+
+
+def stored_jobs(work_dir: Path) -> list[Store]:
+    """Return every job below `work_dir`, by name; folders that `--fresh` moved aside are not jobs."""
+    folders = sorted(path.parent for path in work_dir.glob(f"*/{JOB_FILE}"))
+    stores = [Store(folder) for folder in folders]
+    return [store for store in stores if store.folder.name == store.read_job().identity.name]
+
+
+def find_job(name: str, work_dir: Path) -> Store:
+    """Return the job called `name`, or the one in the folder `name`.
+
+    Raises:
+        Refusal: there is no such job; names those there are.
+    """
+    for folder in (work_dir / name, Path(name)):
+        if (folder / JOB_FILE).exists():
+            return Store(folder)
+    there = ", ".join(store.folder.name for store in stored_jobs(work_dir)) or "none"
+    raise Refusal(
+        f"no job {name!r} in {work_dir}; jobs there: {there}. "
+        "Start one with `ctj run FILE`, or name another folder with --work-dir"
+    )

@@ -1,0 +1,129 @@
+"""`ctj run`: from a file to a trained model on this machine. Admission, lock, loop, closing words."""
+
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ctj_api.exit_codes import RunExit
+from ctj_api.spec import Spec
+from ctj_operator.cli import summary
+from ctj_operator.cli.documents import admit, read
+from ctj_operator.cli.lines import JsonScreen, PlainScreen
+from ctj_operator.local import preflight, strays
+from ctj_operator.local.lock import InUseError, hold
+from ctj_operator.local.processes import Launch, trainer_command, trainer_python
+from ctj_operator.local.refusal import Refusal
+from ctj_operator.local.runner import Runner, Screen
+from ctj_operator.local.store import JOB_FILE, Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What was typed."""
+
+    file: Path
+    overrides: tuple[str, ...]
+    work_dir: Path
+    cache_dir: Path
+    fresh: bool
+    json: bool
+    plain: bool
+
+    @property
+    def command(self) -> str:
+        """The command that goes on with this job."""
+        words = ["ctj", "run", str(self.file)]
+        words += [word for override in self.overrides for word in ("--set", override)]
+        if self.work_dir != Path("ctj-runs"):
+            words += ["--work-dir", str(self.work_dir)]
+        return shlex.join(words)
+
+
+def run(request: Request) -> RunExit:
+    """Run the job and return its exit code.
+
+    Raises:
+        Refusal: it could not be started, or its folder failed while it ran.
+    """
+    document = read(request.file, request.overrides)
+    admit(document)
+    folder = (request.work_dir / document["metadata"]["name"]).absolute()
+    try:
+        if request.fresh and (folder / JOB_FILE).exists():
+            with hold(folder, command=request.command):
+                print(f"The earlier run is kept in {Store(folder).move_aside()}", file=sys.stderr)
+        folder.mkdir(parents=True, exist_ok=True)
+        with hold(folder, command=request.command) as lock:
+            return _run_held(request, document, Store(folder), lock)
+    except InUseError as error:
+        raise Refusal(str(error)) from None
+    except OSError as error:
+        raise Refusal(_broken_folder(folder, error), exit_code=RunExit.ENVIRONMENT) from None
+
+
+def _run_held(request: Request, document: dict[str, Any], store: Store, lock: int) -> RunExit:
+    if store.exists():
+        stored = store.read_job()
+        document = _keep_verbs(document, stored.spec)
+        admit(document, stored=stored.document)
+        store.read_status()  # damaged: say so before anything starts
+    spec = Spec.from_document(document["spec"])
+    missing = preflight.check(spec, folder=store.folder, cache=request.cache_dir, python=trainer_python())
+    if missing:
+        raise Refusal("\n".join(f"missing: {miss}" for miss in missing), exit_code=RunExit.ENVIRONMENT)
+    store.submit(document)
+    strays.end("CTJ_CHECKPOINT_ROOT", store.checkpoints)
+    launch = Launch(
+        command=trainer_command(),
+        checkpoints=store.checkpoints,
+        cache=request.cache_dir.absolute(),
+        threads=preflight.threads_for(spec),
+        lock=lock,
+    )
+    with _screen(request) as screen:
+        outcome = Runner(store, launch, screen).run()
+    _close(request, store, outcome)
+    return outcome
+
+
+def _keep_verbs(document: dict[str, Any], stored: dict[str, Any]) -> dict[str, Any]:
+    """Let `ctj retry` stand: a file without a token leaves the stored one. Running again ends a pause."""
+    if "retryToken" in document["spec"] or "retryToken" not in stored:
+        return document
+    return {**document, "spec": {**document["spec"], "retryToken": stored["retryToken"]}}
+
+
+@contextmanager
+def _screen(request: Request) -> Iterator[Screen]:
+    if request.json:
+        yield JsonScreen()
+    elif request.plain or not sys.stdout.isatty():
+        yield PlainScreen()
+    else:
+        from rich.console import Console
+
+        from ctj_operator.cli.live import LiveScreen
+
+        with LiveScreen(Console()) as screen:
+            yield screen
+
+
+def _close(request: Request, store: Store, outcome: RunExit) -> None:
+    """Say how it ended, where everything is, and what to do next."""
+    closing = summary.closing(store, outcome, command=request.command)
+    if request.json:
+        JsonScreen().write("end", {"outcome": outcome.name, "exitCode": int(outcome), **closing.to_document()})
+    else:
+        summary.show(closing)
+
+
+def _broken_folder(folder: Path, error: OSError) -> str:
+    where = error.filename or folder
+    return (
+        f"{where}: {error.strerror}. Nothing more can be written there, so training was ended; what was saved before "
+        "is intact. Free the disk or make it writable, or choose another place with --work-dir, then run again"
+    )
