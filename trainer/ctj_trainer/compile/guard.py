@@ -1,0 +1,76 @@
+"""How does compiled training survive the compiler? Settings, flips and heartbeats while the guard is entered.
+
+A failed compilation runs that region eagerly instead of raising. The backward is compiled together with the forward: a
+backward that fails later leaves DDP unusable and, under FSDP2, silently wrong gradients. Both settings belong to the
+whole process, so they are restored on leaving.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from ctj_api.attempt import Mode
+from ctj_trainer.compile.watch import CompileWatch
+
+_STANCES = {Mode.COMPILED: "default", Mode.EAGER: "force_eager"}
+
+
+class CompileGuard:
+    """Hold compiled execution of this process; use as `with guarded(...) as guard`."""
+
+    def __init__(self) -> None:
+        self.watch = CompileWatch()
+        self.mode = Mode.COMPILED
+
+    def run(self, mode: Mode) -> None:
+        """Run regions compiled or eager from now on. Only between optimizer steps: a flip between forward and backward
+        breaks activation checkpointing."""
+        if mode is not self.mode:
+            torch.compiler.set_stance(_STANCES[mode])
+            self.mode = mode
+
+
+@contextmanager
+def guarded(*, on_compiling: Callable[[bool], None]) -> Iterator[CompileGuard]:
+    """Survive compile failures inside; tell `on_compiling` when a compilation begins and ends."""
+    import torch._dynamo.config as dynamo
+    import torch._functorch.config as functorch
+    from torch._dynamo.callback import callback_handler
+
+    # A private name: without it a lazy backward may fail after gradients were reduced. Better not to start.
+    assert hasattr(functorch, "force_non_lazy_backward_lowering"), "this torch cannot compile backward with forward"
+
+    def started(_: Any) -> None:
+        on_compiling(True)
+
+    def ended(_: Any) -> None:
+        on_compiling(False)
+
+    with ExitStack() as stack:
+        stack.enter_context(dynamo.patch(suppress_errors=True))  # type: ignore[attr-defined]  # added by torch at import
+        stack.enter_context(functorch.patch(force_non_lazy_backward_lowering=True))  # type: ignore[attr-defined]
+        stack.enter_context(_quiet("torch._dynamo.convert_frame"))
+        callback_handler.register_start_callback(started)
+        stack.callback(callback_handler.remove_start_callback, started)
+        callback_handler.register_end_callback(ended)
+        stack.callback(callback_handler.remove_end_callback, ended)
+        stack.callback(torch.compiler.set_stance, "default")
+        yield CompileGuard()
+
+
+@contextmanager
+def _quiet(logger_name: str) -> Iterator[None]:
+    """Mute torch's own report of each failed frame (a hundred lines, per frame and rank): ours is one line per job."""
+    logger = logging.getLogger(logger_name)
+
+    def is_error(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
+    logger.addFilter(is_error)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_error)

@@ -1,0 +1,126 @@
+"""Where is torch.compile placed, per strategy? Called once the blocks are final and before they are wrapped.
+
+In place everywhere: no wrapper, so parameter names stay clean and the strategy's hooks stay on the modules they know.
+What must hold is that all hooks are final before the first compiled *call*, and every parameter is managed then.
+"""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ctj_api.spec import Compile, CompileScope, Dynamic, Strategy
+
+_DYNAMIC = {Dynamic.AUTO: None, Dynamic.STATIC: False, Dynamic.DYNAMIC: True}
+
+
+class CompileConfigError(ValueError):
+    """`spec.compile` asks for something the installed torch does not know."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """What was compiled and what was not, for the log and the report."""
+
+    scope: CompileScope
+    regions: tuple[str, ...] = ()
+    eager: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.scope is CompileScope.DISABLED:
+            return "nothing is compiled"
+        where = f"{len(self.regions)} regions ({self.regions[0]} ...)" if len(self.regions) > 1 else self.regions[0]
+        return f"compiled in place: {where}; eager: {', '.join(self.eager) or 'nothing'}"
+
+
+def place(model: nn.Module, blocks: Sequence[nn.Module], *, settings: Compile, strategy: Strategy) -> Placement:
+    """Compile the blocks, or the whole model, in place. Nothing is traced before the first call.
+
+    Raises:
+        CompileConfigError: the backend, mode or an option does not exist here.
+    """
+    scope, notices = _effective_scope(blocks, settings.scope, strategy)
+    if scope is CompileScope.DISABLED:
+        return Placement(scope=scope, notices=notices)
+    names = {id(module): name for name, module in model.named_modules()}
+    targets = list(blocks) if scope is CompileScope.REGIONAL else [model]
+    try:
+        for target in targets:
+            _compile_in_place(target, settings, strategy)
+    except (RuntimeError, TypeError) as error:  # torch checks backend, mode and options when wrapping
+        first_line = str(error).splitlines()[0][:300]
+        raise CompileConfigError(
+            f"spec.compile is {_describe(settings)}: torch {torch.__version__} refuses it: {first_line}; "
+            "name one that torch._dynamo.list_backends(None), torch._inductor.list_mode_options() or "
+            "torch._inductor.list_options() knows"
+        ) from error
+    return Placement(
+        scope=scope,
+        regions=tuple(names[id(target)] or "the whole model" for target in targets),
+        eager=_leftovers(model, targets),
+        notices=notices,
+    )
+
+
+def _effective_scope(
+    blocks: Sequence[nn.Module], asked: CompileScope, strategy: Strategy
+) -> tuple[CompileScope, tuple[str, ...]]:
+    """Return the scope that works here, and why it is not the one asked for."""
+    if asked is CompileScope.DISABLED:
+        return asked, ()
+    # Under ZeRO-3 every parameter of a traced module is gathered by a hook: 33 recompiles where blocks have none.
+    whole_model_works = strategy is not Strategy.ZERO3
+    if asked is CompileScope.FULL and not whole_model_works and blocks:
+        return CompileScope.REGIONAL, ("spec.compile.scope full recompiles without end under zero3; compiled by block",)
+    if asked is CompileScope.FULL and whole_model_works:
+        return asked, ()
+    if blocks and not _is_bare_torch(blocks[0]):
+        return CompileScope.REGIONAL, ()
+    if whole_model_works:
+        return CompileScope.FULL, ("no repeated blocks found: the whole model is compiled, which takes longer",)
+    return CompileScope.DISABLED, ("no repeated blocks found: under zero3 the model stays eager; give Recipe.blocks",)
+
+
+def _is_bare_torch(block: nn.Module) -> bool:
+    """torch.compile skips frames of torch.nn itself: compiling a bare Linear compiles nothing."""
+    return type(block).__module__.startswith("torch.nn.modules")
+
+
+def _compile_in_place(module: nn.Module, settings: Compile, strategy: Strategy) -> None:
+    arguments = _arguments(settings)
+    if strategy is Strategy.ZERO3:
+        # Only the forward, so that DeepSpeed's hooks around the block stay outside the graph.
+        module.forward = torch.compile(module.forward, **arguments)  # type: ignore[method-assign]
+    else:
+        module.compile(**arguments)
+
+
+def _arguments(settings: Compile) -> dict[str, Any]:
+    """Build the arguments anew for each block: torch.compile takes entries out of `options`."""
+    arguments: dict[str, Any] = {"backend": settings.backend, "dynamic": _DYNAMIC[settings.dynamic], "fullgraph": False}
+    if settings.mode is not None:
+        arguments["mode"] = settings.mode
+    if settings.options is not None:
+        arguments["options"] = dict(settings.options)
+    if "recompile_limit" in inspect.signature(torch.compile).parameters:
+        arguments["recompile_limit"] = settings.recompile_limit
+    return arguments
+
+
+def _leftovers(model: nn.Module, targets: Sequence[nn.Module]) -> tuple[str, ...]:
+    """Names of the outermost modules with parameters of their own that no region holds."""
+    inside = {id(module) for target in targets for module in target.modules()}
+    return tuple(
+        name
+        for name, module in model.named_modules()
+        if id(module) not in inside and next(module.parameters(recurse=False), None) is not None
+    )
+
+
+def _describe(settings: Compile) -> str:
+    said = {"backend": settings.backend, "mode": settings.mode, "options": settings.options}
+    return ", ".join(f"{name} {value!r}" for name, value in said.items() if value is not None)

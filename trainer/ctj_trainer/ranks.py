@@ -1,0 +1,83 @@
+"""Who am I among the processes, and how do we agree? Two groups: one for gradients, one (gloo) for control.
+
+Control has its own group so that a vote never meets a gradient bucket of a rank that is one call behind.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """This process's place; all methods are collective."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    device: torch.device
+    control: Any  # the gloo group
+
+    def add_up(self, values: Sequence[float | Tensor]) -> list[float]:
+        """Sum each number over the ranks, in double precision."""
+        parts = [torch.as_tensor(value, dtype=torch.float64, device=self.device) for value in values]
+        total = torch.stack(parts)
+        dist.all_reduce(total)
+        return [float(value) for value in total.tolist()]
+
+    def vote(self, ballot: Sequence[int]) -> list[int]:
+        """Return the largest of each number over the ranks."""
+        box = torch.tensor(list(ballot), dtype=torch.int64)
+        dist.all_reduce(box, op=dist.ReduceOp.MAX, group=self.control)
+        return [int(value) for value in box.tolist()]
+
+    def share(self, value: Any) -> Any:
+        """Return rank 0's value on every rank."""
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self.control)
+        return box[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return every rank's value, by rank."""
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.control)
+        return values
+
+
+@contextmanager
+def joined(*, timeout_seconds: float) -> Iterator[Ranks]:
+    """Join the other processes as torchrun's environment says; alone where there is none.
+
+    The timeout is that of the longest legitimate wait: a peer that compiles. A hung peer is the supervisor's to find.
+    """
+    device = _device()
+    timeout = timedelta(seconds=timeout_seconds)
+    where = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=timeout, **where)
+    try:
+        yield Ranks(
+            rank=dist.get_rank(),
+            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+            world_size=dist.get_world_size(),
+            local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            device=device,
+            control=dist.new_group(backend="gloo", timeout=timeout),
+        )
+    finally:
+        dist.destroy_process_group()
+
+
+def _device() -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
