@@ -1,1 +1,1 @@
-"""The Kubernetes backend: watch, queue, Lease, Jobs. The only place that knows the client library."""
+"""Jobs on Kubernetes: watches the API server, applies what the core decides. `python -m ctj_operator.cluster`."""

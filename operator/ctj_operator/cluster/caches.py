@@ -1,0 +1,175 @@
+"""What the watches and our own writes have told so far: jobs (whole) and their children (records). Newest version wins.
+
+Answers reconcile without a read. Thread-safe; nothing here talks to the API server.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+from ctj_operator.cluster.records import ChildRecord, JobRecord, PodRecord, bury, parse_job, parse_pod, read_version
+
+Document = dict[str, Any]
+
+_TOMBSTONES = 4096  # removed uids remembered, so that a late answer of our own write raises no ghost
+
+
+def key_of(namespace: str, name: str) -> str:
+    """Name a job everywhere in the operator."""
+    return f"{namespace}/{name}"
+
+
+def split_key(key: str) -> tuple[str, str]:
+    """Return namespace and name."""
+    namespace, _, name = key.partition("/")
+    return namespace, name
+
+
+class JobCache:
+    """Newest known document of every CompiledTrainingJob, by key."""
+
+    def __init__(self) -> None:
+        self._documents: dict[str, Document] = {}
+        self._removed: OrderedDict[str, None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def put(self, document: Document) -> bool:
+        """Keep the document if it is newer than what is known; say whether it was."""
+        metadata = document["metadata"]
+        key = key_of(metadata["namespace"], metadata["name"])
+        with self._lock:
+            known = self._documents.get(key)
+            if metadata["uid"] in self._removed or (known and read_version(known) >= read_version(document)):
+                return False
+            slim = {k: v for k, v in metadata.items() if k != "managedFields"}
+            self._documents[key] = {**document, "metadata": slim}
+            return True
+
+    def remove(self, document: Document) -> None:
+        """Forget a deleted object, unless a later one of the same name is known already."""
+        metadata = document["metadata"]
+        key = key_of(metadata["namespace"], metadata["name"])
+        with self._lock:
+            _remember(self._removed, metadata["uid"])
+            known = self._documents.get(key)
+            if known and known["metadata"]["uid"] == metadata["uid"]:
+                del self._documents[key]
+
+    def get(self, key: str) -> Document | None:
+        """Return the shared document: never change it."""
+        with self._lock:
+            return self._documents.get(key)
+
+    def all(self) -> list[Document]:
+        """Return every document, for metrics and resync."""
+        with self._lock:
+            return list(self._documents.values())
+
+
+R = TypeVar("R", bound=ChildRecord)
+
+
+class RecordCache(Generic[R]):
+    """Children of one kind, by uid and by the uid of their CompiledTrainingJob."""
+
+    def __init__(self, parse: Callable[[Document], R], *, on_change: Callable[[str], None]):
+        self._parse = parse
+        self._on_change = on_change
+        self._records: dict[str, R] = {}
+        self._by_job: dict[str, set[str]] = {}
+        self._removed: OrderedDict[str, None] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def put(self, document: Document) -> None:
+        """Keep what is newer; the job it belongs to must be looked at again."""
+        record = self._parse(document)
+        with self._lock:
+            known = self._records.get(record.uid)
+            if record.uid in self._removed or (known and known.version >= record.version):
+                return
+            self._records[record.uid] = record
+            self._by_job.setdefault(record.job_uid, set()).add(record.uid)
+        self._on_change(key_of(record.namespace, record.job))
+
+    def remove(self, uid: str) -> None:
+        """Forget a deleted child."""
+        with self._lock:
+            record = self._records.get(uid)
+            _remember(self._removed, uid)
+            if record is None:
+                return
+            self._drop(record)
+        self._on_change(key_of(record.namespace, record.job))
+
+    def keep_only(self, uids: Iterable[str], *, namespace: str | None) -> None:
+        """Remove whatever a fresh listing does not name: its deletion was missed."""
+        listed = set(uids)
+        with self._lock:
+            known = [r.uid for r in self._records.values() if namespace in (None, r.namespace)]
+        for uid in known:
+            if uid not in listed:
+                self.remove(uid)
+
+    def of_job(self, job_uid: str) -> list[R]:
+        """Return the children of one job."""
+        with self._lock:
+            return [self._records[uid] for uid in self._by_job.get(job_uid, ())]
+
+    def _drop(self, record: R) -> None:
+        del self._records[record.uid]
+        siblings = self._by_job[record.job_uid]
+        siblings.discard(record.uid)
+        if not siblings:
+            del self._by_job[record.job_uid]
+
+
+class PodCache(RecordCache[PodRecord]):
+    """Pods; a removed one stays as evidence of its end until its job's last child Job is gone."""
+
+    def remove(self, uid: str) -> None:
+        """Keep the last words of a removed pod."""
+        with self._lock:
+            record = self._records.get(uid)
+            if record is None or record.gone:
+                return
+            self._records[uid] = bury(record, at=time.time())
+        self._on_change(key_of(record.namespace, record.job))
+
+    def forget_attempt(self, job_uid: str, attempt: int) -> None:
+        """Drop the remains of an attempt whose Job is gone."""
+        with self._lock:
+            for record in self.of_job(job_uid):
+                if record.attempt == attempt and record.gone:
+                    self._drop(record)
+
+
+class ChildJobCache(RecordCache[JobRecord]):
+    """Jobs; with one that is removed, the remains of its pods go too."""
+
+    def __init__(self, *, pods: PodCache, on_change: Callable[[str], None]):
+        super().__init__(parse_job, on_change=on_change)
+        self._pods = pods
+
+    def remove(self, uid: str) -> None:
+        """Forget a deleted Job and what was left of its pods."""
+        with self._lock:
+            record = self._records.get(uid)
+        super().remove(uid)
+        if record is not None:
+            self._pods.forget_attempt(record.job_uid, record.attempt)
+
+
+class Children:
+    """Both caches of children, wired."""
+
+    def __init__(self, *, on_change: Callable[[str], None]):
+        self.pods = PodCache(parse_pod, on_change=on_change)
+        self.jobs = ChildJobCache(pods=self.pods, on_change=on_change)
+
+
+def _remember(removed: OrderedDict[str, None], uid: str) -> None:
+    removed[uid] = None
+    while len(removed) > _TOMBSTONES:
+        removed.popitem(last=False)
