@@ -1,22 +1,32 @@
 """What a recipe gives the trainer: a model, data addressed by sample index, and a loss. Built-in or `module:function`.
 
-A recipe function has the signature `build(config: dict, context: RecipeContext) -> Recipe`. It checks its own config and
-raises `RecipeError` with every problem at once.
+A recipe function has the signature `build(config: dict, context: RecipeContext) -> Recipe`. It checks its own config
+and raises `RecipeError` with every problem at once.
 """
 
-from collections.abc import Callable, Mapping
+import importlib
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 Batch = Mapping[str, Tensor]
+BuildRecipe = Callable[[dict[str, Any], "RecipeContext"], "Recipe"]
+
+BUILT_IN = {"causal_lm": "ctj_trainer.recipes.causal_lm:build"}
 
 
 class RecipeError(ValueError):
     """The recipe's config is wrong; the message names path, value, rule and remedy, all problems at once."""
+
+
+class DataError(RuntimeError):
+    """The data of a recipe is missing or unreadable; another attempt may find it."""
 
 
 class Samples(Protocol):
@@ -45,7 +55,73 @@ class Recipe:
     from local weights."""
     samples: Samples
     loss: Callable[[nn.Module, Batch], tuple[Tensor, Tensor]]
-    """(model, batch) -> (sum of token losses, number of tokens), both scalar tensors. A sum, so that ragged batches give
-    the same mean for every split over processes."""
+    """(model, batch) -> (sum of token losses, number of tokens), both scalar tensors. A sum, so that ragged batches
+    give the same mean for every split over processes."""
+    count_tokens: Callable[[Batch], int] | None = None
+    """How many tokens `loss` will count in a batch; needed only where samples differ in it."""
     export: Callable[[dict[str, Tensor], Path], None] | None = None
     """Write a full state dict (clean names, CPU) as files other tools load."""
+    blocks: Callable[[nn.Module], list[nn.Module]] | None = None
+    """The repeated blocks that are compiled, sharded and checkpointed one by one; absent: found by `blocks_of`."""
+
+
+def load_recipe(name: str, config: dict[str, Any], context: RecipeContext) -> Recipe:
+    """Build a recipe: a built-in one, or `module:function` importable from the working folder, PYTHONPATH or the image.
+
+    Raises:
+        RecipeError: there is no such recipe, it is no recipe, or its config is wrong.
+        DataError: its data is missing.
+    """
+    build = _import_builder(BUILT_IN.get(name, name), asked_for=name)
+    recipe = build(config, context)
+    if not isinstance(recipe, Recipe):
+        raise RecipeError(
+            f"spec.recipe.name is {name!r}: it returned {type(recipe).__name__}; "
+            "it must return ctj_trainer.recipe.Recipe; end the function with `return Recipe(...)`"
+        )
+    return recipe
+
+
+def collate(samples: Samples, indices: Iterable[int]) -> dict[str, Tensor]:
+    """Stack samples to one batch."""
+    chosen = [samples[int(index)] for index in indices]
+    return {key: torch.stack([sample[key] for sample in chosen]) for key in chosen[0]}
+
+
+def blocks_of(model: nn.Module, recipe: Recipe) -> list[nn.Module]:
+    """The model's repeated blocks: what the recipe names, else the largest list of modules of one class.
+
+    An empty list is an answer: nothing repeats, so the whole model is one unit.
+    """
+    if recipe.blocks is not None:
+        return recipe.blocks(model)
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
+    repeated = [list(m) for m in lists if len(m) >= 2 and len({type(child) for child in m}) == 1]
+    return max(repeated, key=_num_parameters, default=[])
+
+
+def _num_parameters(modules: list[nn.Module]) -> int:
+    return sum(p.numel() for module in modules for p in module.parameters())
+
+
+def _import_builder(target: str, *, asked_for: str) -> BuildRecipe:
+    module_name, separator, function_name = target.partition(":")
+    if not separator:
+        raise RecipeError(
+            f"spec.recipe.name is {asked_for!r}; allowed: {', '.join(sorted(BUILT_IN))}, or module:function of your own"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise RecipeError(
+            f"spec.recipe.name is {asked_for!r}: importing {module_name} failed ({error}); it must be importable from "
+            f"the working folder ({os.getcwd()}), PYTHONPATH or the image; put it beside the job file or install it"
+        ) from error
+    build = getattr(module, function_name, None)
+    if not callable(build):
+        functions = sorted(n for n, f in vars(module).items() if inspect.isfunction(f) and not n.startswith("_"))
+        raise RecipeError(
+            f"spec.recipe.name is {asked_for!r}: {module_name} has no function {function_name}; "
+            f"it has: {', '.join(functions) or 'no functions'}"
+        )
+    return build  # type: ignore[no-any-return]  # its result is checked by load_recipe

@@ -1,9 +1,13 @@
-"""What every strategy gives the loop: one object with the same five verbs. All of them are collective."""
+"""What every strategy gives the loop: one object with the same verbs. All of them are collective."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor, nn
+
+ReadTensors = Callable[[dict[str, Tensor]], None]
+"""Fill the given tensors in place from a checkpoint, by name."""
 
 
 class Prepared(Protocol):
@@ -13,25 +17,34 @@ class Prepared(Protocol):
     """Call this for a forward."""
     inner: nn.Module
     """The recipe's module itself; its parameter names are the checkpoint's names."""
+    num_elements: int
+    """Elements of all weights, over all ranks; what a complete checkpoint must hold."""
 
     def accumulating(self, *, last: bool) -> AbstractContextManager[None]:
-        """Enter for each micro batch; gradients are synchronised only in the last one where the strategy can wait."""
+        """Enter for forward and backward of each micro batch; gradients are synchronised only in the last one where
+        the strategy can wait."""
 
     def backward(self, loss: Tensor) -> None:
         """Backward of one micro batch. Gradients add up to the sum over all ranks and micro batches of `loss`
         (the loop divides by the global token count before calling this; no strategy averages behind its back)."""
 
     def step(self, *, learning_rate: float, clip: float) -> float:
-        """Clip (0: do not), update, zero the gradients; return the global gradient norm before clipping."""
+        """Clip (0: do not), update, zero the gradients; return the global gradient norm before clipping.
+
+        A norm that is not finite leaves weights and optimizer as they were."""
 
     def discard_gradients(self) -> float:
         """Return the global gradient norm and zero the gradients without an update (for probes)."""
 
-    def state(self) -> dict[str, Any]:
-        """Return model and optimizer state under clean names, as torch.distributed.checkpoint wants it."""
+    def state(self) -> dict[str, Tensor]:
+        """Return weights and optimizer state under clean names; each rank its part, as
+        torch.distributed.checkpoint wants it."""
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore what `state()` of any other strategy described."""
+    def load_state(self, read: ReadTensors) -> None:
+        """Restore what `state()` of any strategy described; `read` fills tensors from it."""
 
     def full_weights(self) -> dict[str, Tensor]:
         """Return all weights on the CPU of rank 0 (empty elsewhere), for the final export."""
+
+    def close(self) -> None:
+        """Release hooks and buffers; the object is not used again."""

@@ -1,0 +1,81 @@
+"""What makes a checkpoint complete: a manifest, written last, with the size and digest of every file."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from ctj_api.model import Contract
+from ctj_api.spec import Strategy
+
+MANIFEST = "manifest.json"
+VERSION = 1
+_BLOCK_BYTES = 4 * 2**20
+
+
+class FileRecord(Contract):
+    """One file as it was when the checkpoint was committed."""
+
+    bytes: Annotated[int, Field(ge=0)]
+    sha256: str
+
+
+class Manifest(Contract):
+    """A committed checkpoint."""
+
+    version: int = VERSION
+    step: int
+    stage: str
+    strategy: Strategy
+    world_size: int
+    parameters: Annotated[int, Field(description="Elements of all weights.")]
+    samples: Annotated[int, Field(description="Position in the endless stream of samples.")]
+    finite: Annotated[bool, Field(description="Loss and gradient norm of the step were finite.")]
+    files: dict[str, FileRecord]
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """Return the manifest of a committed checkpoint, else None (never written, half written, or not ours)."""
+    try:
+        manifest = Manifest.from_document(json.loads((folder / MANIFEST).read_text()))
+    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError, UnicodeDecodeError, ValidationError):
+        return None
+    return manifest if manifest.version <= VERSION else None
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Commit: after this the checkpoint exists."""
+    partial = folder / f"{MANIFEST}.partial"
+    with partial.open("w") as file:
+        json.dump(manifest.to_document(), file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(folder / MANIFEST)
+
+
+def record_of(path: Path) -> FileRecord:
+    """Measure a file."""
+    digest = hashlib.sha256()
+    size = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+            size += len(block)
+    return FileRecord(bytes=size, sha256=digest.hexdigest())
+
+
+def damage(folder: Path, name: str, expected: FileRecord) -> str | None:
+    """Say what is wrong with a file of a committed checkpoint, or None."""
+    path = folder / name
+    try:
+        size = path.stat().st_size
+        if size != expected.bytes:
+            return f"{name} has {size} bytes instead of {expected.bytes}"
+        return None if record_of(path).sha256 == expected.sha256 else f"{name} has another sha256 than when written"
+    except FileNotFoundError:
+        return f"{name} is missing"
+    except OSError as error:
+        return f"{name} cannot be read ({error.strerror})"

@@ -1,0 +1,46 @@
+"""FSDP2: parameters, gradients and optimizer state lie in shards, one block at a time is gathered."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from ctj_api.spec import Training
+from ctj_trainer.strategies.foundation import named_tensors
+from ctj_trainer.strategies.optimized import Optimized
+
+
+class Fsdp(Optimized):
+    """Shards over all ranks.
+
+    Gradients are reduced and scattered in every micro batch: waiting for the last one would keep whole, unsharded
+    gradients in memory, which is what this strategy exists to avoid.
+    """
+
+    def __init__(self, inner: nn.Module, blocks: list[nn.Module], training: Training, *, device: torch.device) -> None:
+        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+        # The root's own group holds what is outside the blocks; tied embedding and output layer both lie there, and so
+        # stay one parameter (two groups sharing one raise, huggingface/accelerate#4171).
+        for unit in [*blocks, inner]:
+            fully_shard(unit, mesh=mesh)
+            _sum_gradients(unit)
+        super().__init__(inner, inner, training)
+
+    @torch.no_grad()
+    def full_weights(self) -> dict[str, Tensor]:
+        """Gather one tensor at a time; only rank 0 keeps it."""
+        weights = {}
+        for name, tensor in named_tensors(self.inner).items():
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if dist.get_rank() == 0:
+                weights[name] = whole.detach().cpu()
+        return weights
+
+
+def _sum_gradients(unit: nn.Module) -> None:
+    """FSDP2 averages over ranks unless told otherwise; plain sums need no special reduction of the backend."""
+    assert isinstance(unit, FSDPModule)
+    unit.set_gradient_divide_factor(1.0)
+    unit.set_force_sum_reduction_for_comms(True)
