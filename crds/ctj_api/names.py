@@ -32,6 +32,7 @@ ENV_METRICS_PORT = "CTJ_METRICS_PORT"
 ENV_NODE_RANK = "CTJ_NODE_RANK"
 ENV_MASTER_ADDR = "CTJ_MASTER_ADDR"
 ENV_MASTER_PORT = "CTJ_MASTER_PORT"
+ENV_GRACE_SECONDS = "CTJ_GRACE_SECONDS"  # from SIGTERM to the kill: the pod's grace period
 
 # A Job's pods get the hostname <job>-<index>, at most 63 characters: name, stage, attempt (5 digits), index (3).
 MAX_JOB_AND_STAGE = 63 - len("-") - len("-99999") - len("-999")
