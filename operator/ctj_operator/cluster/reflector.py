@@ -49,7 +49,7 @@ class Reflector:
         pause: Callable[[float], None] = time.sleep,
     ):
         self._client = client
-        self._resource = resource
+        self.resource = resource
         self._namespace = namespace
         self._cache = cache
         self._pause = pause
@@ -61,7 +61,7 @@ class Reflector:
 
     def start(self) -> None:
         """Follow in a daemon thread: it sits in a read for most of its life and dies with the process."""
-        threading.Thread(target=self.follow, name=f"watch {self._resource.plural}", daemon=True).start()
+        threading.Thread(target=self.follow, name=f"watch {self.resource.plural}", daemon=True).start()
 
     def follow(self) -> None:
         """Follow for ever."""
@@ -72,10 +72,10 @@ class Reflector:
                 self.follow_once()
                 continue
             except Gone as error:
-                logger.info("watch of %s: %s; listing again", self._resource.plural, error)
+                logger.info("watch of %s: %s; listing again", self.resource.plural, error)
                 self._version = None
             except ApiError as error:
-                logger.warning("watch of %s: %s", self._resource.plural, error)
+                logger.warning("watch of %s: %s", self.resource.plural, error)
             failures = 1 if self.heard_at > heard_before else failures + 1
             longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** (failures - 1))
             self._pause(random.uniform(longest / 2, longest))
@@ -90,7 +90,7 @@ class Reflector:
             self._list()
         assert self._version is not None
         events = self._client.watch(
-            self._resource, namespace=self._namespace, version=self._version, selector=names.LABEL_JOB
+            self.resource, namespace=self._namespace, version=self._version, selector=names.LABEL_JOB
         )
         for kind, document in events:
             self.heard_at = time.monotonic()
@@ -101,9 +101,7 @@ class Reflector:
             self._version = document["metadata"]["resourceVersion"]
 
     def _list(self) -> None:
-        documents, self._version = self._client.list(
-            self._resource, namespace=self._namespace, selector=names.LABEL_JOB
-        )
+        documents, self._version = self._client.list(self.resource, namespace=self._namespace, selector=names.LABEL_JOB)
         self.heard_at = time.monotonic()
         for document in documents:
             self._cache.put(document)
