@@ -1,4 +1,4 @@
-"""Rules over several fields of a job, as data: CEL that the API server runs at admission and `validate.py` runs locally.
+"""Rules over several fields of a job, as data: CEL that the API server runs at admission, and `validate.py` locally.
 
 Only what both evaluators know: core CEL, and `format` with `%s`. A message reads `what must hold; what to do`.
 """
@@ -77,15 +77,16 @@ def _sum_of_steps() -> str:
 def _working_batches() -> str:
     """CEL: text that names the batch sizes around the present one that every stage can divide.
 
-    The least common multiple of all stages' groups is looked for among the first 32 multiples of the largest; in practice
-    worlds divide each other, and it is the largest itself.
+    The least common multiple of all stages' groups is looked for among the first 16 multiples of the largest; in
+    practice worlds divide each other, and it is the largest. CEL has no variables: `[value].map(name, ...)[0]` names
+    one.
     """
-    factors = [*range(1, 33)]
+    factors = [*range(1, 17)]
     below, above = f"{_BATCH} / unit * unit", f"({_BATCH} / unit + 1) * unit"
     both = _text("use %s or %s", f"string({below})", f"string({above})")
     choice = f"{_BATCH} < unit ? {_text('use %s', 'string(unit)')} : {both}"
     return (
-        f"self.ladder.map(stage, {_GROUP}).filter(group, self.ladder.all(stage, {_GROUP} <= group)).map(largest,"
+        f"[self.ladder.map(stage, {_GROUP}).filter(group, self.ladder.all(stage, {_GROUP} <= group))[0]].map(largest,"
         f" ({factors}.map(factor, factor * largest).filter(unit, self.ladder.all(stage, unit % {_GROUP} == 0))"
         f".map(unit, {choice}) + ['use a common multiple of every stage'])[0])[0]"
     )
@@ -109,7 +110,7 @@ _NAME = (
         message=f"job name and stage name may have {MAX_JOB_AND_STAGE} characters together; shorten one of them",
         message_cel=f"self.spec.ladder.filter(stage, {_TOO_LONG}).map(stage, "
         + _text(
-            'may have %s characters beside stage "%s", so that its pods get valid host names; shorten one of the two names',
+            'may have %s characters beside stage "%s", so that pods get valid host names; shorten one of the names',
             f"string({MAX_JOB_AND_STAGE} - size(stage.name))",
             "stage.name",
         )
@@ -126,7 +127,7 @@ _LADDER = (
             "[0, 1, 2].all(index, index + 1 >= size(self)"
             f" || {_RANK}[self[index].strategy] < {_RANK}[self[index + 1].strategy])"
         ),
-        message="strategies must come in the order single, ddp, fsdp, zero3, each at most once; reorder or remove stages",
+        message="strategies must be in the order single, ddp, fsdp, zero3, each at most once; reorder or remove stages",
     ),
     Rule(
         at="spec.ladder",
@@ -233,7 +234,7 @@ _COMPILE = (
     Rule(
         at="spec.compile",
         cel="!has(self.options) || self.backend == 'inductor'",
-        message="must not be set for another backend than inductor, which would ignore it; remove options or the backend",
+        message="must not be set for another backend than inductor, which would ignore it; remove one of the two",
         field="options",
     ),
     Rule(
@@ -281,7 +282,7 @@ _IDENTITY = (
             "size(self) == size(oldSelf) && [0, 1, 2, 3].all(index, index >= size(self)"
             " || (self[index].name == oldSelf[index].name && self[index].strategy == oldSelf[index].strategy))"
         ),
-        message="stages, their order, names and strategies must not change once the job exists; create a job of another name",
+        message="stages, their order and strategies must not change once the job exists; create a job of another name",
     ),
     _unchanged("training.globalBatchSize"),
     _unchanged("training.seed"),

@@ -1,7 +1,7 @@
 """How a contract model becomes a Kubernetes structural schema.
 
-A structural schema is JSON Schema without references, unions and closed objects: the API server itself refuses or prunes
-what is not listed. Every default is written out, so that a stored job shows all of its settings.
+A structural schema is JSON Schema without references, unions and closed objects: the API server itself refuses or
+prunes what is not listed. Every default is written out, so that a stored job shows all of its settings.
 """
 
 from typing import Any
@@ -52,7 +52,9 @@ def _inline(node: Any, *, definitions: dict[str, Any]) -> Any:
     if "$ref" in node:
         target = definitions[node["$ref"].removeprefix("#/$defs/")]
         node = {**target, **{key: value for key, value in node.items() if key != "$ref"}}
-    result = {key: _inline_value(key, value, definitions=definitions) for key, value in node.items() if key not in _DROPPED}
+    result = {
+        key: _inline_value(key, value, definitions=definitions) for key, value in node.items() if key not in _DROPPED
+    }
     return _as_kubernetes(result)
 
 

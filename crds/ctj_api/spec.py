@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ctj_api.model import Contract, DecimalString, DnsLabel, DurationString
+from ctj_api.model import RECIPE_NAME, Contract, DecimalString, DnsLabel, DurationString, PositiveDecimalString
 
 FreeForm = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
 
@@ -84,7 +84,9 @@ class Measurement(StrEnum):
 
 
 class Volume(Contract):
-    claim_name: Annotated[str, Field(min_length=1, max_length=253, description="A PersistentVolumeClaim of the job's namespace.")]
+    claim_name: Annotated[
+        str, Field(min_length=1, max_length=253, description="A PersistentVolumeClaim of the job's namespace.")
+    ]
 
 
 class Recipe(Contract):
@@ -93,7 +95,7 @@ class Recipe(Contract):
         Field(
             min_length=1,
             max_length=253,
-            pattern=r"^([a-z][a-z0-9_]*|[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*)$",
+            pattern=RECIPE_NAME,
             description="Built-in recipe (causal_lm) or module:function of your own.",
         ),
     ]
@@ -101,11 +103,13 @@ class Recipe(Contract):
 
 
 class Optimizer(Contract):
-    learning_rate: Annotated[DecimalString, Field(description="Peak rate of AdamW.")] = "3e-4"
-    warmup_steps: Annotated[int, Field(ge=0, le=1_000_000, description="Linear warm-up, then cosine to minimumRate.")] = 0
-    weight_decay: Annotated[DecimalString, Field(description="Decoupled decay, matrices only.")] = "0.1"
-    minimum_rate: Annotated[DecimalString, Field(description="End of the cosine as a share of learningRate.")] = "0.1"
-    gradient_clip: Annotated[DecimalString, Field(description="Global gradient norm limit; 0 turns it off.")] = "1.0"
+    learning_rate: Annotated[PositiveDecimalString, Field(description="Peak rate of AdamW.")] = "3e-4"
+    warmup_steps: Annotated[
+        int, Field(ge=0, le=1_000_000, description="Linear warm-up, then cosine to minimumRate.")
+    ] = 0
+    weight_decay: Annotated[PositiveDecimalString, Field(description="Decoupled decay, matrices only.")] = "0.1"
+    minimum_rate: Annotated[PositiveDecimalString, Field(description="End of the cosine as a share of learningRate.")] = "0.1"
+    gradient_clip: Annotated[PositiveDecimalString, Field(description="Global gradient norm limit; 0 turns it off.")] = "1.0"
 
 
 class CheckpointPolicy(Contract):
@@ -116,7 +120,9 @@ class CheckpointPolicy(Contract):
 
 class Training(Contract):
     steps: Annotated[int, Field(ge=1, le=100_000_000, description="Optimizer steps of the whole ladder.")]
-    global_batch_size: Annotated[int, Field(ge=1, le=1_000_000, description="Sequences per optimizer step, in every stage.")]
+    global_batch_size: Annotated[
+        int, Field(ge=1, le=1_000_000, description="Sequences per optimizer step, in every stage.")
+    ]
     micro_batch_size: Annotated[int, Field(ge=1, le=65_536, description="Sequences per process and forward.")]
     precision: Precision = Precision.FP32
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
@@ -128,10 +134,14 @@ class Training(Contract):
 class Stage(Contract):
     name: Annotated[DnsLabel, Field(max_length=20)]
     strategy: Strategy
-    steps: Annotated[int | None, Field(ge=1, le=100_000_000, description="Canary window; absent in the last stage.")] = None
+    steps: Annotated[
+        int | None, Field(ge=1, le=100_000_000, description="Canary window; absent in the last stage.")
+    ] = None
     nodes: Annotated[int, Field(ge=1, le=1000)] = 1
     gpus_per_node: Annotated[int | None, Field(ge=1, le=64, description="GPUs, and one process for each.")] = None
-    processes_per_node: Annotated[int | None, Field(ge=1, le=64, description="Processes when no GPU is asked for.")] = None
+    processes_per_node: Annotated[int | None, Field(ge=1, le=64, description="Processes when no GPU is asked for.")] = (
+        None
+    )
     replay_steps: Annotated[
         int | None, Field(ge=0, le=1000, description="Steps the next stage repeats; default min(5, steps / 4).")
     ] = None
@@ -162,13 +172,15 @@ class CompileCache(Contract):
 
 class Compile(Contract):
     scope: CompileScope = CompileScope.REGIONAL
-    backend: Annotated[str, Field(min_length=1, max_length=64, description="A backend of the installed torch.")] = "inductor"
+    backend: Annotated[str, Field(min_length=1, max_length=64, description="A backend of the installed torch.")] = (
+        "inductor"
+    )
     mode: Annotated[str | None, Field(min_length=1, max_length=64, description="One of mode and options.")] = None
     options: Annotated[FreeForm | None, Field(description="Inductor options; one of mode and options.")] = None
     dynamic: Dynamic = Dynamic.AUTO
     recompile_limit: Annotated[int, Field(ge=1, le=1024, description="After this many a region runs eager.")] = 8
     keep: Keep = Keep.IF_FASTER
-    min_speedup: Annotated[DecimalString, Field(description="Eager time / compiled time asked by IfFaster.")] = "1.03"
+    min_speedup: Annotated[PositiveDecimalString, Field(description="Eager time / compiled time asked by IfFaster.")] = "1.03"
     tolerances: Annotated[Tolerances, Field(default_factory=Tolerances)]
     timeout_seconds: Annotated[int, Field(ge=1, le=86_400, description="Longest wait for a rank that compiles.")] = 1800
     cache: CompileCache | None = None
@@ -216,9 +228,7 @@ class Restart(Contract):
 
 
 FreeList = Annotated[list[FreeForm], Field(max_length=64)]
-StringMap = Annotated[
-    dict[str, Annotated[str, Field(max_length=4096)]], Field(json_schema_extra={"maxProperties": 64})
-]
+StringMap = Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(json_schema_extra={"maxProperties": 64})]
 
 
 class PodTemplate(Contract):
@@ -243,23 +253,39 @@ class PodTemplate(Contract):
 
 
 class Spec(Contract):
-    image: Annotated[str | None, Field(min_length=1, max_length=1024, description="Trainer image; the operator's default if absent.")] = None
+    image: Annotated[
+        str | None, Field(min_length=1, max_length=1024, description="Trainer image; the operator's default if absent.")
+    ] = None
     recipe: Recipe
     training: Training
     ladder: Annotated[
         list[Stage],
-        Field(min_length=1, max_length=4, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+        Field(
+            min_length=1,
+            max_length=4,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
     ]
     compile: Annotated[Compile, Field(default_factory=Compile)]
     gates: Annotated[
         list[Gate],
-        Field(max_length=32, default_factory=list, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+        Field(
+            max_length=32,
+            default_factory=list,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
     ]
     remedies: Annotated[Remedies, Field(default_factory=Remedies)]
     restart: Annotated[Restart, Field(default_factory=Restart)]
     suspend: bool = False
-    retry_token: Annotated[str, Field(max_length=253, description="Any change re-arms gates and budgets of a Held or Failed job.")] = ""
-    active_deadline_seconds: Annotated[int | None, Field(ge=1, le=31_536_000, description="Running time of all attempts together.")] = None
-    pending_deadline_seconds: Annotated[int | None, Field(ge=1, le=31_536_000, description="Longest wait of an attempt for its first step.")] = None
+    retry_token: Annotated[
+        str, Field(max_length=253, description="Any change re-arms gates and budgets of a Held or Failed job.")
+    ] = ""
+    active_deadline_seconds: Annotated[
+        int | None, Field(ge=1, le=31_536_000, description="Running time of all attempts together.")
+    ] = None
+    pending_deadline_seconds: Annotated[
+        int | None, Field(ge=1, le=31_536_000, description="Longest wait of an attempt for its first step.")
+    ] = None
     ttl_seconds_after_finished: Annotated[int | None, Field(ge=0, le=31_536_000)] = None
     template: Annotated[PodTemplate, Field(default_factory=PodTemplate)]
