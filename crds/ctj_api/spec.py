@@ -12,6 +12,8 @@ from pydantic import Field
 from ctj_api.model import RECIPE_NAME, Contract, DecimalString, DnsLabel, DurationString, PositiveDecimalString
 
 FreeForm = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
+BY_NAME = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+YEAR_SECONDS = 31_536_000
 
 
 class Strategy(StrEnum):
@@ -24,40 +26,52 @@ class Strategy(StrEnum):
 
 
 class Precision(StrEnum):
+    """Type of parameters and activations in forward and backward; optimizer state is always fp32."""
+
     FP32 = "fp32"
     BF16 = "bf16"
 
 
 class ActivationCheckpointing(StrEnum):
+    """Which activations are computed again in the backward pass instead of being kept."""
+
     NONE = "None"
     BLOCKS = "Blocks"
 
 
 class CompileScope(StrEnum):
+    """What is compiled: each repeated block in place (regional), the whole model (full), or nothing (disabled)."""
+
     REGIONAL = "regional"
     FULL = "full"
     DISABLED = "disabled"
 
 
 class Keep(StrEnum):
-    """When the compiled form is kept after the first stage's comparison with eager."""
+    """When the compiled form is kept after a stage's comparison with eager: if correct and faster, or if correct."""
 
     IF_FASTER = "IfFaster"
     IF_CORRECT = "IfCorrect"
 
 
 class Dynamic(StrEnum):
+    """Shapes in compiled code: what was seen to change (Auto), never (Static), or all from the start (Dynamic)."""
+
     AUTO = "Auto"
     STATIC = "Static"
     DYNAMIC = "Dynamic"
 
 
 class GateMode(StrEnum):
+    """Whether a failed gate acts (Enforce) or is only recorded (DryRun)."""
+
     ENFORCE = "Enforce"
     DRY_RUN = "DryRun"
 
 
 class OnFailure(StrEnum):
+    """What follows a failed gate: same stage in eager mode, the last good stage, a person decides, or the end."""
+
     FALLBACK = "Fallback"
     ROLLBACK = "Rollback"
     HOLD = "Hold"
@@ -84,66 +98,94 @@ class Measurement(StrEnum):
 
 
 class Volume(Contract):
+    """A PersistentVolumeClaim; ctj run keeps everything below its work folder instead."""
+
     claim_name: Annotated[
-        str, Field(min_length=1, max_length=253, description="A PersistentVolumeClaim of the job's namespace.")
+        str, Field(min_length=1, max_length=253, description="Name of a claim in the job's namespace.")
     ]
 
 
 class Recipe(Contract):
+    """What is trained: model, data and loss."""
+
     name: Annotated[
         str,
         Field(
             min_length=1,
             max_length=253,
             pattern=RECIPE_NAME,
-            description="Built-in recipe (causal_lm) or module:function of your own.",
+            description="Built-in recipe (causal_lm), or module:function of your own. Cannot change.",
         ),
     ]
     config: Annotated[FreeForm, Field(default_factory=dict, description="Owned and checked by the recipe.")]
 
 
 class Optimizer(Contract):
-    learning_rate: Annotated[PositiveDecimalString, Field(description="Peak rate of AdamW.")] = "3e-4"
-    warmup_steps: Annotated[
-        int, Field(ge=0, le=1_000_000, description="Linear warm-up, then cosine to minimumRate.")
-    ] = 0
-    weight_decay: Annotated[PositiveDecimalString, Field(description="Decoupled decay, matrices only.")] = "0.1"
-    minimum_rate: Annotated[PositiveDecimalString, Field(description="End of the cosine as a share of learningRate.")] = "0.1"
-    gradient_clip: Annotated[PositiveDecimalString, Field(description="Global gradient norm limit; 0 turns it off.")] = "1.0"
+    """AdamW, with linear warm-up and then a cosine down to a share of the peak rate."""
+
+    learning_rate: Annotated[PositiveDecimalString, Field(description="Peak rate, more than 0.")] = "3e-4"
+    warmup_steps: Annotated[int, Field(ge=0, le=1_000_000, description="Steps from rate 0 to the peak.")] = 0
+    weight_decay: Annotated[PositiveDecimalString, Field(description="Decoupled decay, of matrices only.")] = "0.1"
+    minimum_rate: Annotated[
+        PositiveDecimalString, Field(description="End of the cosine, as a share of learningRate.")
+    ] = "0.1"
+    gradient_clip: Annotated[
+        PositiveDecimalString, Field(description="Limit of the global gradient norm; 0 turns it off.")
+    ] = "1.0"
 
 
 class CheckpointPolicy(Contract):
+    """When state is saved; a stage also saves at its end, and before the steps that the next stage repeats."""
+
     every_steps: Annotated[int, Field(ge=1, le=1_000_000, description="Optimizer steps between checkpoints.")] = 100
-    keep: Annotated[int, Field(ge=1, le=100, description="Newest checkpoints kept; pinned ones come on top.")] = 3
-    volume: Volume | None = None
+    keep: Annotated[
+        int, Field(ge=1, le=100, description="Newest checkpoints kept; those needed to go back come on top.")
+    ] = 3
+    volume: Annotated[
+        Volume | None, Field(description="Where checkpoints live; must be reachable from every node.")
+    ] = None
 
 
 class Training(Contract):
+    """How long and on how much; the same in every stage, so that stages can be compared."""
+
     steps: Annotated[int, Field(ge=1, le=100_000_000, description="Optimizer steps of the whole ladder.")]
     global_batch_size: Annotated[
-        int, Field(ge=1, le=1_000_000, description="Sequences per optimizer step, in every stage.")
+        int, Field(ge=1, le=1_000_000, description="Sequences per optimizer step, in every stage. Cannot change.")
     ]
     micro_batch_size: Annotated[int, Field(ge=1, le=65_536, description="Sequences per process and forward.")]
     precision: Precision = Precision.FP32
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    seed: Annotated[
+        int, Field(ge=0, le=2**31 - 1, description="Of initial weights, data order and dropout. Cannot change.")
+    ] = 0
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.NONE
     optimizer: Annotated[Optimizer, Field(default_factory=Optimizer)]
     checkpoint: Annotated[CheckpointPolicy, Field(default_factory=CheckpointPolicy)]
 
 
 class Stage(Contract):
-    name: Annotated[DnsLabel, Field(max_length=20)]
+    """One rung: a strategy on so many processes, for so many steps."""
+
+    name: Annotated[DnsLabel, Field(max_length=20, description="Part of the name of every Job of this stage.")]
     strategy: Strategy
     steps: Annotated[
-        int | None, Field(ge=1, le=100_000_000, description="Canary window; absent in the last stage.")
+        int | None,
+        Field(ge=1, le=100_000_000, description="Canary window; absent in the last stage, which runs to the end."),
     ] = None
-    nodes: Annotated[int, Field(ge=1, le=1000)] = 1
-    gpus_per_node: Annotated[int | None, Field(ge=1, le=64, description="GPUs, and one process for each.")] = None
-    processes_per_node: Annotated[int | None, Field(ge=1, le=64, description="Processes when no GPU is asked for.")] = (
+    nodes: Annotated[int, Field(ge=1, le=1000, description="Pods, one on each node.")] = 1
+    gpus_per_node: Annotated[int | None, Field(ge=1, le=64, description="GPUs of each pod, one process for each.")] = (
         None
     )
+    processes_per_node: Annotated[
+        int | None, Field(ge=1, le=64, description="Processes of each pod where no GPU is asked for; 1 if absent.")
+    ] = None
     replay_steps: Annotated[
-        int | None, Field(ge=0, le=1000, description="Steps the next stage repeats; default min(5, steps / 4).")
+        int | None,
+        Field(
+            ge=0,
+            le=1000,
+            description="Last steps that the next stage repeats and compares; min(5, steps / 4) if absent.",
+        ),
     ] = None
 
     @property
@@ -158,46 +200,72 @@ class Stage(Contract):
 
 
 class Tolerances(Contract):
-    """Relative differences allowed; defaults depend on the precision (`gates.py`)."""
+    """Relative differences that count as equal; where absent, what the precision allows."""
 
-    probe_loss: DecimalString | None = None
-    probe_grad_norm: DecimalString | None = None
-    window_loss: DecimalString | None = None
-    window_grad_norm: DecimalString | None = None
+    probe_loss: Annotated[
+        PositiveDecimalString | None, Field(description="Compiled and eager loss on one batch from equal state.")
+    ] = None
+    probe_grad_norm: Annotated[PositiveDecimalString | None, Field(description="The same, of the gradient norm.")] = (
+        None
+    )
+    window_loss: Annotated[
+        PositiveDecimalString | None, Field(description="Loss of each repeated step, this stage and the one before.")
+    ] = None
+    window_grad_norm: Annotated[PositiveDecimalString | None, Field(description="The same, of the gradient norm.")] = (
+        None
+    )
 
 
 class CompileCache(Contract):
+    """Where compiled code is kept between pods, beside the node's own folder."""
+
     volume: Volume
 
 
 class Compile(Contract):
+    """How the model is compiled; when it cannot be, or does not pay, training goes on in eager mode."""
+
     scope: CompileScope = CompileScope.REGIONAL
     backend: Annotated[str, Field(min_length=1, max_length=64, description="A backend of the installed torch.")] = (
         "inductor"
     )
-    mode: Annotated[str | None, Field(min_length=1, max_length=64, description="One of mode and options.")] = None
-    options: Annotated[FreeForm | None, Field(description="Inductor options; one of mode and options.")] = None
+    mode: Annotated[
+        str | None, Field(min_length=1, max_length=64, description="A mode of torch.compile; instead of options.")
+    ] = None
+    options: Annotated[FreeForm | None, Field(description="Options of inductor; instead of mode.")] = None
     dynamic: Dynamic = Dynamic.AUTO
-    recompile_limit: Annotated[int, Field(ge=1, le=1024, description="After this many a region runs eager.")] = 8
+    recompile_limit: Annotated[
+        int, Field(ge=1, le=1024, description="After this many recompilations a region runs eager.")
+    ] = 8
     keep: Keep = Keep.IF_FASTER
-    min_speedup: Annotated[PositiveDecimalString, Field(description="Eager time / compiled time asked by IfFaster.")] = "1.03"
+    min_speedup: Annotated[
+        PositiveDecimalString, Field(description="Eager step time / compiled step time that IfFaster asks for.")
+    ] = "1.03"
     tolerances: Annotated[Tolerances, Field(default_factory=Tolerances)]
     timeout_seconds: Annotated[int, Field(ge=1, le=86_400, description="Longest wait for a rank that compiles.")] = 1800
     cache: CompileCache | None = None
 
 
 class ThresholdRange(Contract):
-    min: DecimalString | None = None
-    max: DecimalString | None = None
+    """Limits, both inclusive; at least one."""
+
+    min: Annotated[DecimalString | None, Field(description="Fails below.")] = None
+    max: Annotated[DecimalString | None, Field(description="Fails above.")] = None
 
 
 class GateSource(Contract):
+    """Where the number comes from."""
+
     report: Annotated[Measurement, Field(description="A measurement of the stage's report.")]
 
 
 class Gate(Contract):
-    name: Annotated[DnsLabel, Field(description="A default gate's name replaces that gate.")]
-    stages: Annotated[list[DnsLabel], Field(max_length=4, default_factory=list, description="Empty: every stage.")]
+    """One condition that a stage must meet before the next, larger one may start."""
+
+    name: Annotated[DnsLabel, Field(description="The name of a default gate replaces that gate.")]
+    stages: Annotated[
+        list[DnsLabel], Field(max_length=4, default_factory=list, description="Names of stages; every stage if absent.")
+    ]
     source: GateSource
     threshold_range: ThresholdRange
     mode: GateMode = GateMode.ENFORCE
@@ -205,26 +273,34 @@ class Gate(Contract):
 
 
 class HoldTimeout(StrEnum):
+    """What happens when nobody decides in time."""
+
     FAIL = "Fail"
     ROLLBACK = "Rollback"
 
 
 class Hold(Contract):
-    timeout: DurationString = "24h"
+    """How long a held job waits for a person; it keeps its checkpoint and no GPU."""
+
+    timeout: Annotated[DurationString, Field(description="Longest wait, as in 24h or 1h30m.")] = "24h"
     on_timeout: HoldTimeout = HoldTimeout.FAIL
 
 
 class Remedies(Contract):
-    max_fallbacks: Annotated[int, Field(ge=0, le=100)] = 2
-    max_rollbacks: Annotated[int, Field(ge=0, le=100)] = 1
+    """How often the job may help itself before a person is asked."""
+
+    max_fallbacks: Annotated[int, Field(ge=0, le=100, description="Changes to eager mode.")] = 2
+    max_rollbacks: Annotated[int, Field(ge=0, le=100, description="Returns to the last good stage.")] = 1
     hold: Annotated[Hold, Field(default_factory=Hold)]
 
 
 class Restart(Contract):
     """Budgets; each counts since the last new complete checkpoint."""
 
-    max_failures: Annotated[int, Field(ge=0, le=1000)] = 3
-    max_disruptions: Annotated[int, Field(ge=0, le=1000)] = 20
+    max_failures: Annotated[int, Field(ge=0, le=1000, description="Failed attempts that may be repeated.")] = 3
+    max_disruptions: Annotated[
+        int, Field(ge=0, le=1000, description="Attempts lost to eviction, preemption or a lost node.")
+    ] = 20
 
 
 FreeList = Annotated[list[FreeForm], Field(max_length=64)]
@@ -232,27 +308,33 @@ StringMap = Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(j
 
 
 class PodTemplate(Contract):
-    """What is laid over the pods the operator builds; the trainer's own settings win."""
+    """What is laid over the pods the operator builds, in the words of a pod; the trainer's own settings win."""
 
-    labels: StringMap | None = None
-    annotations: StringMap | None = None
-    node_selector: StringMap | None = None
-    tolerations: FreeList | None = None
-    affinity: FreeForm | None = None
-    env: FreeList | None = None
-    volumes: FreeList | None = None
-    volume_mounts: FreeList | None = None
-    resources: FreeForm | None = None
-    security_context: FreeForm | None = None
-    image_pull_secrets: FreeList | None = None
-    sidecars: FreeList | None = None
-    service_account_name: Annotated[str | None, Field(max_length=253)] = None
-    scheduler_name: Annotated[str | None, Field(max_length=253)] = None
-    priority_class_name: Annotated[str | None, Field(max_length=253)] = None
-    termination_grace_period_seconds: Annotated[int | None, Field(ge=1, le=86_400)] = None
+    labels: Annotated[StringMap | None, Field(description="Added to Job and pods.")] = None
+    annotations: Annotated[StringMap | None, Field(description="Added to the pods.")] = None
+    node_selector: Annotated[StringMap | None, Field(description="Labels that a node must have.")] = None
+    tolerations: Annotated[FreeList | None, Field(description="Taints that are tolerated.")] = None
+    affinity: Annotated[FreeForm | None, Field(description="Affinity of the pods.")] = None
+    env: Annotated[FreeList | None, Field(description="Environment of the trainer.")] = None
+    volumes: Annotated[FreeList | None, Field(description="Volumes of the pod.")] = None
+    volume_mounts: Annotated[FreeList | None, Field(description="Mounts of the trainer.")] = None
+    resources: Annotated[FreeForm | None, Field(description="Requests and limits of the trainer; GPUs are added.")] = (
+        None
+    )
+    security_context: Annotated[FreeForm | None, Field(description="Security context of the pod.")] = None
+    image_pull_secrets: Annotated[FreeList | None, Field(description="Secrets for pulling images.")] = None
+    sidecars: Annotated[FreeList | None, Field(description="Containers beside the trainer.")] = None
+    service_account_name: Annotated[str | None, Field(max_length=253, description="Account of the pods.")] = None
+    scheduler_name: Annotated[str | None, Field(max_length=253, description="Scheduler of the pods.")] = None
+    priority_class_name: Annotated[str | None, Field(max_length=253, description="Priority class of the pods.")] = None
+    termination_grace_period_seconds: Annotated[
+        int | None, Field(ge=1, le=86_400, description="Time to save a checkpoint when a pod is told to stop.")
+    ] = None
 
 
 class Spec(Contract):
+    """What is wanted."""
+
     image: Annotated[
         str | None, Field(min_length=1, max_length=1024, description="Trainer image; the operator's default if absent.")
     ] = None
@@ -263,7 +345,8 @@ class Spec(Contract):
         Field(
             min_length=1,
             max_length=4,
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+            json_schema_extra=BY_NAME,
+            description="Stages, in the order single, ddp, fsdp, zero3. Names and strategies cannot change.",
         ),
     ]
     compile: Annotated[Compile, Field(default_factory=Compile)]
@@ -272,20 +355,26 @@ class Spec(Contract):
         Field(
             max_length=32,
             default_factory=list,
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+            json_schema_extra=BY_NAME,
+            description="Gates besides the default ones.",
         ),
     ]
     remedies: Annotated[Remedies, Field(default_factory=Remedies)]
     restart: Annotated[Restart, Field(default_factory=Restart)]
-    suspend: bool = False
+    suspend: Annotated[
+        bool, Field(description="Save a checkpoint, stop, and free the GPUs until this is false again.")
+    ] = False
     retry_token: Annotated[
         str, Field(max_length=253, description="Any change re-arms gates and budgets of a Held or Failed job.")
     ] = ""
     active_deadline_seconds: Annotated[
-        int | None, Field(ge=1, le=31_536_000, description="Running time of all attempts together.")
+        int | None, Field(ge=1, le=YEAR_SECONDS, description="Running time of all attempts together.")
     ] = None
     pending_deadline_seconds: Annotated[
-        int | None, Field(ge=1, le=31_536_000, description="Longest wait of an attempt for its first step.")
+        int | None, Field(ge=1, le=YEAR_SECONDS, description="Longest wait of an attempt for its first step.")
     ] = None
-    ttl_seconds_after_finished: Annotated[int | None, Field(ge=0, le=31_536_000)] = None
+    ttl_seconds_after_finished: Annotated[
+        int | None,
+        Field(ge=0, le=YEAR_SECONDS, description="The job is deleted this long after its end; kept if absent."),
+    ] = None
     template: Annotated[PodTemplate, Field(default_factory=PodTemplate)]
