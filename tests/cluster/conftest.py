@@ -7,6 +7,7 @@ import pytest
 from tests.cluster import process
 from tests.cluster.cluster import Cluster
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.operators import Operator
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +20,15 @@ def cluster(crd_installed: ControlPlane) -> Iterator[Cluster]:
         yield Cluster(plane=crd_installed, node=node, node_directory=directory)
     finally:
         process.stop(node)
+
+
+@pytest.fixture
+def operator(cluster: Cluster, namespace: str) -> Iterator[Operator]:
+    """Return a running operator for this test's namespace alone."""
+    one = Operator(cluster, namespace, cluster.plane.kubeconfig)
+    one.start()
+    try:
+        yield one
+    finally:
+        if one.running is not None:
+            one.stop()

@@ -87,7 +87,7 @@ def start(directory: Path, *, lasting: bool = False) -> ControlPlane:
     _write_credentials(directory, tokens)
     url = f"https://127.0.0.1:{api}"
     for user, token in tokens.items():
-        _write_kubeconfig(directory / f"{user}.kubeconfig", url=url, authority=directory / "api.crt", token=token)
+        write_kubeconfig(directory / f"{user}.kubeconfig", url=url, authority=directory / "api.crt", token=token)
     plane = ControlPlane(directory, found, url, directory / "admin.kubeconfig")
 
     def run(name: str, *flags: str) -> None:
@@ -147,7 +147,8 @@ def _write_credentials(directory: Path, tokens: dict[str, str]) -> None:
     (directory / "audit-policy.json").write_text(json.dumps(AUDIT_POLICY))
 
 
-def _write_kubeconfig(file: Path, *, url: str, authority: Path, token: str) -> None:
+def write_kubeconfig(file: Path, *, url: str, authority: Path, token: str) -> None:
+    """Write what a client needs to log in as one user."""
     cluster = {"server": url, "certificate-authority": str(authority)}
     config = {
         "apiVersion": "v1",

@@ -7,6 +7,7 @@ Running, Ready, exit code, reason, termination message. Deletion is SIGTERM, the
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import signal
 from dataclasses import dataclass
@@ -109,6 +110,7 @@ class Kubelet:
         await self.report(run, "Running", {"running": {"startedAt": run.started_at}}, ready=True)
         code = await run.process.wait()
         _kill_processes(run)
+        self.note("ended", run)
         await self.report(run, "Failed" if code else "Succeeded", {"terminated": _terminated(run, code)}, ready=False)
 
     async def begin(self, run: Run) -> None:
@@ -131,7 +133,15 @@ class Kubelet:
             )
         (run.sandbox.folder / "pid").write_text(str(run.process.pid))
         run.started_at = _now()
+        self.note("started", run)
         box.refresh(run.pod, run.sandbox)  # what changed while the process was being started
+
+    def note(self, what: str, run: Run) -> None:
+        """Append to the node's journal, from which tests read which pods were alive together."""
+        meta = run.pod["metadata"]
+        line = {"what": what, "pod": meta["name"], "namespace": meta["namespace"], "labels": meta.get("labels", {})}
+        with (self.directory / "journal.jsonl").open("a") as journal:
+            journal.write(json.dumps(line) + "\n")
 
     def ports(self, pod: Manifest) -> dict[str, str]:
         """Give each attempt a rendezvous port and each pod a metrics port of this machine."""

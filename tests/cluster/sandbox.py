@@ -143,7 +143,7 @@ def environment(pod: Manifest, sandbox: Sandbox) -> dict[str, str]:
     given = {name: _rewrite(value, pod, sandbox) for name, value in _container_environment(pod, sandbox).items()}
     image = pod["spec"]["containers"][0].get("image", "")
     if image.startswith(TEST_IMAGE):
-        folder = IMAGES / image.removeprefix(TEST_IMAGE)
+        folder = IMAGES / image.removeprefix(TEST_IMAGE).partition(":")[0]
         if not folder.is_dir():
             raise CannotStart("ErrImagePull", f"image {image}: {folder} does not exist")
         given["PYTHONPATH"] = ":".join(filter(None, [str(folder), given.get("PYTHONPATH")]))

@@ -1,0 +1,1 @@
+"""What `ctj_trainer` is in the image test/scripted."""

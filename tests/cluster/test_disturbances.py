@@ -1,0 +1,165 @@
+"""Whatever is killed, and whenever: the trained result is the same, and no two attempts ever live together.
+
+A small two-stage job is really trained, once in peace and then with pods, Jobs and the operator taken away at seeded
+moments. `CTJ_DISTURBANCES` is the number of moments of each kind (`make test-disturb` takes 20).
+"""
+
+import json
+import os
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from tests.cluster.cluster import Cluster
+from tests.cluster.operators import Operator, TrainingJob, submit
+
+from ctj_api import names
+from ctj_api.report import Progress
+
+MOMENTS = int(os.environ.get("CTJ_DISTURBANCES", "2"))
+PER_RUN = 4
+RELATIVE = 1e-5
+STEPS, CANARY = 24, 10
+KINDS = ("pod", "job", "operator")
+
+
+def small_job(name: str) -> dict[str, Any]:
+    """Build a job that trains two stages in seconds; eager backend, so that moments fall in training, not in C++."""
+    model = {"hiddenSize": 32, "layers": 2, "heads": 2}
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "metadata": {"name": name},
+        "spec": {
+            "recipe": {
+                "name": "causal_lm",
+                "config": {"model": model, "data": {"builtin": "python-stdlib", "sequenceLength": 32}},
+            },
+            "training": {
+                "steps": STEPS,
+                "globalBatchSize": 8,
+                "microBatchSize": 4,
+                "checkpoint": {"everySteps": 4, "keep": 2},
+            },
+            "ladder": [
+                {"name": "one", "strategy": "single", "steps": CANARY},
+                {"name": "two", "strategy": "ddp", "processesPerNode": 2},
+            ],
+            "compile": {"backend": "aot_eager", "keep": "IfCorrect"},
+            "restart": {"maxFailures": 10, "maxDisruptions": 50},
+        },
+    }
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When to strike: `delay` seconds after the named phase, or any later one, of a stage's pod was first seen."""
+
+    stage: str
+    phase: str
+    step: int
+    delay: float
+
+
+PHASES = ("Starting", "Loading", "Compiling", "Probing", "Training", "Saving")
+
+
+def seeded_moments(kind: str) -> list[Moment]:
+    """Spread the moments over both stages: start-up, compile and probe, replay, steps, saves."""
+    chance = random.Random(f"ctj {kind}")
+    steps = {"one": (1, CANARY - 1), "two": (CANARY - 1, STEPS - 1)}
+    moments = []
+    for index in range(MOMENTS):
+        stage = ("one", "two")[index % 2]
+        phase = PHASES[(index // 2 + KINDS.index(kind) * 2) % len(PHASES)]
+        step = chance.randint(*steps[stage]) if phase in ("Training", "Saving") else 0
+        moments.append(Moment(stage, phase, step, chance.random() * 0.5))
+    return sorted(moments, key=lambda moment: (moment.stage, PHASES.index(moment.phase), moment.step))
+
+
+def progress_of(job: TrainingJob, stage: str) -> tuple[str, Progress] | None:
+    """Return the name and progress of the stage's running pod."""
+    for pod in job.live_pods():
+        if pod["metadata"]["labels"][names.LABEL_STAGE] == stage:
+            name = pod["metadata"]["name"]
+            file = job.cluster.pod_folder(job.namespace, name) / "volumes" / "ctj-run" / "progress.json"
+            return (name, Progress.model_validate_json(file.read_text())) if file.exists() else None
+    return None
+
+
+def strike(kind: str, job: TrainingJob, operator: Operator, pod: str) -> None:
+    """Take away the pod's process, the child Job, or the operator."""
+    if kind == "pod":
+        job.cluster.kill_pod_process(job.namespace, pod)
+    elif kind == "job":
+        child = pod.rsplit("-", 2)[0]
+        job.cluster.plane.kubectl("-n", job.namespace, "delete", "job", child, "--wait=false")
+    else:
+        operator.kill()
+        operator.start()
+
+
+def wait_for(moment: Moment, job: TrainingJob) -> str | None:
+    """Wait for the moment and return the pod, or None when the job was over before."""
+    while job.status().get("phase") not in ("Succeeded", "Failed"):
+        found = progress_of(job, moment.stage)
+        if found:
+            name, progress = found
+            passed = progress.phase in PHASES and PHASES.index(progress.phase) >= PHASES.index(moment.phase)
+            if (moment.step and progress.step >= moment.step) or (not moment.step and passed):
+                time.sleep(moment.delay)
+                return name
+        time.sleep(0.05)
+    return None
+
+
+def train(job: TrainingJob, operator: Operator, kind: str, moments: list[Moment]) -> tuple[int, float]:
+    """Disturb the job at each moment; returns how many were struck and the final loss."""
+    struck = 0
+    for moment in moments:
+        pod = wait_for(moment, job)
+        if pod is not None:
+            strike(kind, job, operator, pod)
+            struck += 1
+    status = job.wait_for("Succeeded", seconds=400)
+    assert job.attempts_alive_together() == []
+    record = job.checkpoints() / names.attempt_folder(status["attempt"]) / "steps.jsonl"
+    last = json.loads(record.read_text().splitlines()[-1])
+    assert last["step"] == STEPS
+    return struck, float(last["loss"])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: Cluster) -> Iterator[float]:
+    """Return the final loss of a run that nobody disturbs."""
+    namespace = "undisturbed"
+    cluster.plane.kubectl("create", "namespace", namespace)
+    operator = Operator(cluster, namespace, cluster.plane.kubeconfig)
+    operator.start()
+    try:
+        yield train(submit(cluster, namespace, small_job("calm")), operator, "pod", [])[1]
+    finally:
+        operator.stop()
+        cluster.plane.kubectl("delete", "namespace", namespace, "--wait=false")
+
+
+def runs() -> list[Any]:
+    """Group the moments of each kind into runs."""
+    grouped = []
+    for kind in KINDS:
+        moments = seeded_moments(kind)
+        for first in range(0, len(moments), PER_RUN):
+            grouped.append(pytest.param(kind, moments[first : first + PER_RUN], id=f"{kind}-{first // PER_RUN}"))
+    return grouped
+
+
+@pytest.mark.parametrize(("kind", "moments"), runs())
+def test_the_result_is_that_of_an_undisturbed_run(
+    *, cluster: Cluster, namespace: str, operator: Operator, undisturbed: float, kind: str, moments: list[Moment]
+) -> None:
+    struck, loss = train(submit(cluster, namespace, small_job("struck")), operator, kind, moments)
+    assert struck == len(moments), "the job was over before every moment came: the moments are no longer spread over it"
+    assert loss == pytest.approx(undisturbed, rel=RELATIVE)
