@@ -103,12 +103,14 @@ class StageStatus(Contract):
     measurements: Annotated[dict[Measurement, FigureString], Field(default_factory=dict)]
     compile_reason: Annotated[str, Field(max_length=512)] = ""
     predicted_memory_bytes: int | None = None
+    memory_limit_bytes: int | None = None
     started_at: Timestamp | None = None
     finished_at: Timestamp | None = None
     message: Annotated[str, Field(max_length=1024)] = ""
     eager_because: Annotated[
         str, Field(max_length=256, description="Why its attempts no longer compile; empty: they may.")
     ] = ""
+    retry_compile: Annotated[bool, Field(description="Its next attempt measures compiled against eager again.")] = False
     micro_batch_size: Annotated[int | None, Field(ge=1, description="Smaller than the spec's after out-of-memory.")] = (
         None
     )

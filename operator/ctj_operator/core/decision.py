@@ -9,6 +9,8 @@ from ctj_api.status import Status
 
 
 class EventType(StrEnum):
+    """The two types Kubernetes knows."""
+
     NORMAL = "Normal"
     WARNING = "Warning"
 

@@ -21,6 +21,8 @@ class ChildState(StrEnum):
 
 
 class PodPhase(StrEnum):
+    """Where one pod, or local process group, is in its life."""
+
     PENDING = "Pending"
     RUNNING = "Running"
     SUCCEEDED = "Succeeded"
@@ -47,7 +49,10 @@ class Pod:
 
 @dataclass(frozen=True, kw_only=True)
 class Child:
-    """One attempt as the backend runs it."""
+    """One attempt as the backend runs it.
+
+    Pods that outlive their Job (deleted by somebody without waiting) still make a child: ACTIVE and deleting.
+    """
 
     name: str
     uid: str
@@ -74,5 +79,9 @@ class Observed:
     annotations: dict[str, str] = field(default_factory=dict)
     deleting: bool = False
     children: tuple[Child, ...] = ()
+    """All of them, also finished ones. Before the recorded attempt's child is left out although `child_seen` is set,
+    its absence must be confirmed by a live read: `decide` takes it as lost and starts another attempt."""
+    create_error: str = ""
+    """Why the recorded attempt's child was refused when last asked for (quota, rights, ...); it does not exist."""
     on_accelerator: bool = False
     """Gates that only mean something on accelerators (throughput) are a dry run elsewhere."""
