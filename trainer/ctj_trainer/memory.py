@@ -7,6 +7,7 @@ tightest control group limit (v2 or v1) or of the machine. `memory_prediction.py
 import os
 import resource
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,20 +64,38 @@ def pod_memory_limit(*, cgroup: Path = Path("/proc/self/cgroup"), root: Path = _
     return min(limits, default=None)
 
 
+def oom_kills(*, cgroup: Path = Path("/proc/self/cgroup"), root: Path = _CGROUP_ROOT) -> int:
+    """Return how often the kernel has killed for memory in this process's control group; compare two readings."""
+    for base, path, name in _memory_groups(cgroup, root, v1="memory.oom_control", v2="memory.events"):
+        for folder in (base / path.strip("/"), base):  # a container sees its own group at the root
+            try:
+                fields = dict(line.split() for line in (folder / name).read_text().splitlines())
+            except (OSError, ValueError):
+                continue
+            return int(fields.get("oom_kill", 0))
+    return 0
+
+
 def _cgroup_limits(cgroup: Path, root: Path) -> list[int]:
     """Limits of this process's group and all its parents; inside a container the root folder is the pod's own group."""
+    limits: list[int] = []
+    for base, path, name in _memory_groups(cgroup, root, v1="memory.limit_in_bytes", v2="memory.max"):
+        limits += _limits_up(base, path, name)
+    return limits
+
+
+def _memory_groups(cgroup: Path, root: Path, *, v1: str, v2: str) -> Iterator[tuple[Path, str, str]]:
+    """Yield (mount, path of this process's group, file) of each hierarchy that knows about memory."""
     try:
         lines = cgroup.read_text().splitlines()
     except OSError:
-        return []
-    limits: list[int] = []
+        return
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):
-            limits += _limits_up(root / "memory", path, "memory.limit_in_bytes")
+            yield root / "memory", path, v1
         elif not controllers:
-            limits += _limits_up(root, path, "memory.max")
-    return limits
+            yield root, path, v2
 
 
 def _limits_up(base: Path, path: str, name: str) -> list[int]:

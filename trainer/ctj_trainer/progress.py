@@ -7,6 +7,8 @@ a dead process stops renewing; a hung one renews without its step or phase movin
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -89,6 +91,24 @@ def read_progress(run_dir: Path) -> Progress | None:
         return None
 
 
+@contextmanager
+def compiling(run_dir: Path, *, rank: int) -> Iterator[None]:
+    """Say that this rank compiles, also in the middle of training: the others wait for it and are not hung."""
+    flag = run_dir / f"compiling-{rank}"
+    with suppress(OSError):
+        flag.touch()
+    try:
+        yield
+    finally:
+        flag.unlink(missing_ok=True)
+
+
+def anyone_compiling(run_dir: Path) -> bool:
+    """Tell whether any rank of this pod says that it compiles."""
+    return any(True for _ in run_dir.glob("compiling-*"))
+
+
 def clear_progress(run_dir: Path) -> None:
     """Forget the state that an earlier process left in the same folder."""
-    (run_dir / _FILE).unlink(missing_ok=True)
+    for path in (run_dir / _FILE, *run_dir.glob("compiling-*")):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,146 @@
+"""With which command and environment is torchrun's agent started, and where does compiled code go?"""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from ctj_api import names
+from ctj_api.spec import Strategy
+from ctj_trainer.supervisor.agent import ENV_RECORD
+from ctj_trainer.supervisor.processes import ENV_PARENT
+from ctj_trainer.supervisor.settings import ENV_WORKER_MODULE, Settings
+
+LOGS = "logs"
+RECORD = "agent.json"
+_GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
+
+
+def missing_package(settings: Settings) -> str | None:
+    """Return one line if a stage of the ladder needs a package this Python lacks: better now than hours later."""
+    needed = {"torch": "training"}
+    for stage in settings.attempt.ladder:
+        if stage.strategy is Strategy.ZERO3:
+            needed["deepspeed"] = f"stage {stage.name} (strategy zero3)"
+    for package, user in needed.items():
+        if importlib.util.find_spec(package) is None:
+            return f"{package} is not installed in {sys.executable}, and {user} needs it: pip install 'ctj[trainer]'"
+    return None
+
+
+def start_agent(settings: Settings, *, compile_cache: Path) -> "subprocess.Popen[bytes]":
+    """Start the agent in its own session: signals to our process group must not make it kill the workers."""
+    log = (settings.run_dir / "agent.log").open("wb")
+    with log:
+        return subprocess.Popen(
+            agent_command(settings),
+            env=agent_environment(settings, os.environ, compile_cache=compile_cache),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def agent_command(settings: Settings) -> list[str]:
+    """Build torchrun's command line: static rendezvous, no restarts of its own, output into files."""
+    port = settings.master_port or _free_port()
+    options = {
+        "nnodes": settings.nodes,
+        "node-rank": settings.node_rank,
+        "nproc-per-node": settings.local_processes,
+        "master-addr": settings.master_addr,
+        "master-port": port,
+        "rdzv-backend": "static",
+        "rdzv-id": f"attempt-{settings.attempt.attempt}",
+        "max-restarts": 0,
+        "monitor-interval": 0.1,
+        "log-dir": settings.run_dir / LOGS,
+        "redirects": 3,
+    }
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    return [sys.executable, "-m", "ctj_trainer.supervisor.agent", *flags, "-m", "ctj_trainer.supervisor.child"]
+
+
+def agent_environment(settings: Settings, outer: Mapping[str, str], *, compile_cache: Path) -> dict[str, str]:
+    """Build the environment of agent and workers; what the pod's owner set stays."""
+    return {
+        # Compiled CPU code contains the number of threads: one number for the whole ladder, or no stage could use
+        # what the one before compiled.
+        "OMP_NUM_THREADS": str(max(1, _processors() // max(s.local_processes for s in settings.attempt.ladder))),
+        **({"GLOO_SOCKET_IFNAME": "lo"} if settings.nodes == 1 and sys.platform == "linux" else {}),
+        **outer,
+        "PYTHONUNBUFFERED": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(compile_cache),
+        ENV_RECORD: str(settings.run_dir / RECORD),
+        ENV_PARENT: str(os.getpid()),
+        ENV_WORKER_MODULE: settings.worker_module,
+        names.ENV_RUN_DIR: str(settings.run_dir),
+    }
+
+
+def prepare_compile_cache(cache_dir: Path) -> tuple[Path, str | None]:
+    """Return the folder of compiled code for this torch, Python and hardware, and a notice if it is a throw-away one.
+
+    The content is hashed by Inductor, so stages and jobs share it; what cannot run here must not be found here.
+    """
+    folder = cache_dir / cache_key()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder, None
+    except OSError as error:
+        spare = Path(tempfile.mkdtemp(prefix="ctj-compile-"))
+        return spare, (
+            f"{names.ENV_CACHE_DIR} {cache_dir} cannot be written ({error.strerror}): compiled code is kept in {spare} "
+            "for this attempt only; every attempt compiles again until the folder is writable"
+        )
+
+
+def cache_key() -> str:
+    """Name torch, Python and the hardware without importing torch."""
+    try:
+        torch = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        torch = "none"
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return f"torch-{torch}-py{python}-{platform.machine()}-{_device_name()}"
+
+
+def _device_name() -> str:
+    models = set()
+    for information in _GPU_FOLDER.glob("*/information"):
+        lines = information.read_text().splitlines()
+        models |= {line.partition(":")[2].strip() for line in lines if line.startswith("Model")}
+    if models:
+        return "-".join(sorted(models)).replace(" ", "_")
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return "cpu"
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return "cpu-" + hashlib.sha256(" ".join(sorted(flags.split())).encode()).hexdigest()[:8]
+
+
+def _processors() -> int:
+    """Processors of this pod: its affinity, or its control group's quota where that is less."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(count, int(quota) // int(period)))
+    except (OSError, ValueError):  # control group v1, or "max"
+        return count
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
