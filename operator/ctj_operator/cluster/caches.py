@@ -7,6 +7,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from ctj_operator.cluster.records import ChildRecord, JobRecord, PodRecord, bury, parse_job, parse_pod, read_version
@@ -91,6 +92,8 @@ class RecordCache(Generic[R]):
                 return
             self._records[record.uid] = record
             self._by_job.setdefault(record.job_uid, set()).add(record.uid)
+        if known and replace(known, version=record.version) == record:
+            return  # readiness, managed fields, ...: nothing that anybody decides on
         self._on_change(key_of(record.namespace, record.job))
 
     def remove(self, uid: str) -> None:
@@ -126,31 +129,39 @@ class RecordCache(Generic[R]):
 
 
 class PodCache(RecordCache[PodRecord]):
-    """Pods; a removed one stays as evidence of its end until its job's last child Job is gone."""
+    """Pods; one that is removed stays as evidence of its end for as long as its Job is there."""
+
+    def __init__(self, *, has_job: Callable[[PodRecord], bool], on_change: Callable[[str], None]):
+        super().__init__(parse_pod, on_change=on_change)
+        self._has_job = has_job
 
     def remove(self, uid: str) -> None:
         """Keep the last words of a removed pod."""
         with self._lock:
             record = self._records.get(uid)
-            if record is None or record.gone:
+            if record is None or not self._has_job(record):
+                super().remove(uid)
+                return
+            if record.gone:
                 return
             self._records[uid] = bury(record, at=time.time())
         self._on_change(key_of(record.namespace, record.job))
 
-    def forget_attempt(self, job_uid: str, attempt: int) -> None:
-        """Drop the remains of an attempt whose Job is gone."""
+    def forget_remains(self, job_uid: str, *, attempt: int) -> None:
+        """Drop what is left of an attempt whose Job is gone."""
         with self._lock:
             for record in self.of_job(job_uid):
                 if record.attempt == attempt and record.gone:
+                    _remember(self._removed, record.uid)
                     self._drop(record)
 
 
 class ChildJobCache(RecordCache[JobRecord]):
     """Jobs; with one that is removed, the remains of its pods go too."""
 
-    def __init__(self, *, pods: PodCache, on_change: Callable[[str], None]):
+    def __init__(self, *, forget_remains: Callable[[JobRecord], None], on_change: Callable[[str], None]):
         super().__init__(parse_job, on_change=on_change)
-        self._pods = pods
+        self._forget_remains = forget_remains
 
     def remove(self, uid: str) -> None:
         """Forget a deleted Job and what was left of its pods."""
@@ -158,15 +169,21 @@ class ChildJobCache(RecordCache[JobRecord]):
             record = self._records.get(uid)
         super().remove(uid)
         if record is not None:
-            self._pods.forget_attempt(record.job_uid, record.attempt)
+            self._forget_remains(record)
+
+    def has(self, job_uid: str, *, attempt: int) -> bool:
+        """Is the Job of this attempt there?"""
+        return any(job.attempt == attempt for job in self.of_job(job_uid))
 
 
 class Children:
     """Both caches of children, wired."""
 
     def __init__(self, *, on_change: Callable[[str], None]):
-        self.pods = PodCache(parse_pod, on_change=on_change)
-        self.jobs = ChildJobCache(pods=self.pods, on_change=on_change)
+        self.jobs = ChildJobCache(
+            forget_remains=lambda job: self.pods.forget_remains(job.job_uid, attempt=job.attempt), on_change=on_change
+        )
+        self.pods = PodCache(has_job=lambda pod: self.jobs.has(pod.job_uid, attempt=pod.attempt), on_change=on_change)
 
 
 def _remember(removed: OrderedDict[str, None], uid: str) -> None:

@@ -158,7 +158,7 @@ def _build_pod_template(attempt: Attempt, *, owner: Owner, pods: Pods) -> Docume
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,  # trainers have no business with the API
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": template.termination_grace_period_seconds or GRACE_SECONDS,
+        "terminationGracePeriodSeconds": _grace_seconds(template),
         "securityContext": {
             "runAsNonRoot": True,
             "seccompProfile": {"type": "RuntimeDefault"},
@@ -212,7 +212,7 @@ def _build_trainer(attempt: Attempt, *, owner: Owner, pods: Pods) -> Document:
         "name": TRAINER,
         "image": pods.image,
         "command": ["python", "-m", "ctj_trainer.supervisor"],
-        "env": _merge_named(template.env or [], _build_environment(attempt, owner=owner)),
+        "env": _merge_named(template.env or [], _build_environment(attempt, owner=owner, template=template)),
         "resources": _build_resources(attempt, template=template),
         "ports": [{"name": "metrics", "containerPort": METRICS_PORT}],
         "volumeMounts": _merge_named(template.volume_mounts or [], mounts),
@@ -236,7 +236,11 @@ def _build_resources(attempt: Attempt, *, template: PodTemplate) -> Document:
     return resources
 
 
-def _build_environment(attempt: Attempt, *, owner: Owner) -> list[Document]:
+def _grace_seconds(template: PodTemplate) -> int:
+    return template.termination_grace_period_seconds or GRACE_SECONDS
+
+
+def _build_environment(attempt: Attempt, *, owner: Owner, template: PodTemplate) -> list[Document]:
     child = names.child_name(owner.name, attempt.stage.name, attempt.attempt)
     values = {
         names.ENV_ATTEMPT: attempt.model_dump_json(by_alias=True, exclude_none=True),
@@ -248,6 +252,7 @@ def _build_environment(attempt: Attempt, *, owner: Owner) -> list[Document]:
         names.ENV_METRICS_PORT: str(METRICS_PORT),
         names.ENV_MASTER_ADDR: f"{child}-0.{child}" if attempt.stage.nodes > 1 else "127.0.0.1",
         names.ENV_MASTER_PORT: str(MASTER_PORT),
+        names.ENV_GRACE_SECONDS: str(_grace_seconds(template)),
         "HOME": "/tmp",  # libraries that write below it must find it writable
     }
     rank: Document = {"fieldRef": {"fieldPath": f"metadata.labels['{LABEL_INDEX}']"}}

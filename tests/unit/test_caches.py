@@ -1,0 +1,95 @@
+"""What the operator believes after watch events, its own writes and relists, in any order."""
+
+from typing import Any
+
+from tests.unit.cluster_objects import JOB_UID, condition, ended, job_object, pod_object
+
+from ctj_operator.cluster.caches import Children, JobCache
+
+Document = dict[str, Any]
+
+
+def training_job(*, uid: str = JOB_UID, version: int, phase: str = "") -> Document:
+    metadata = {"namespace": "research", "name": "llama", "uid": uid, "resourceVersion": str(version)}
+    return {"metadata": {**metadata, "managedFields": [{}]}, "status": {"phase": phase}}
+
+
+def changes() -> tuple[Children, list[str]]:
+    heard: list[str] = []
+    return Children(on_change=heard.append), heard
+
+
+def test_an_old_event_after_our_own_write_changes_nothing() -> None:
+    jobs = JobCache()
+    assert jobs.put(training_job(version=9))
+    assert jobs.put(training_job(version=10, phase="Running"))
+    assert not jobs.put(training_job(version=9))
+    assert not jobs.put(training_job(version=10))
+    known = jobs.get("research/llama")
+    assert known is not None
+    assert known["status"]["phase"] == "Running"
+    assert "managedFields" not in known["metadata"]
+
+
+def test_an_answer_that_comes_after_the_deletion_raises_no_ghost() -> None:
+    jobs = JobCache()
+    jobs.put(training_job(version=9))
+    jobs.remove(training_job(version=11))
+    assert not jobs.put(training_job(version=10))
+    assert jobs.get("research/llama") is None
+
+
+def test_the_deletion_of_an_earlier_object_does_not_hide_its_successor() -> None:
+    jobs = JobCache()
+    jobs.put(training_job(uid="second", version=12))
+    jobs.remove(training_job(uid="first", version=11))
+    assert jobs.get("research/llama") is not None
+
+
+def test_a_change_of_a_child_asks_for_its_job() -> None:
+    children, heard = changes()
+    children.jobs.put(job_object())
+    children.pods.put(pod_object())
+    assert heard == ["research/llama", "research/llama"]
+
+
+def test_an_event_that_says_nothing_new_asks_for_nothing() -> None:
+    children, heard = changes()
+    children.jobs.put(job_object(version=10))
+    children.jobs.put(job_object(version=10))
+    children.jobs.put(job_object(version=11, ready=1))
+    assert heard == ["research/llama"]
+    children.jobs.put(job_object(version=12, conditions=[condition("Failed")]))
+    assert len(heard) == 2
+
+
+def test_a_relist_finds_missed_deletions_of_its_own_namespace_only() -> None:
+    children, heard = changes()
+    children.jobs.put(job_object(uid="kept"))
+    children.jobs.put(job_object(uid="missed", number=2))
+    children.jobs.keep_only(["kept"], namespace="elsewhere")
+    assert len(children.jobs.of_job(JOB_UID)) == 2
+    children.jobs.keep_only(["kept"], namespace="research")
+    assert [job.uid for job in children.jobs.of_job(JOB_UID)] == ["kept"]
+    assert len(heard) == 3
+
+
+def test_the_last_words_of_a_pod_stay_until_its_job_is_gone() -> None:
+    children, _ = changes()
+    children.jobs.put(job_object())
+    children.pods.put(pod_object(phase="Failed", **ended(11)))
+    children.pods.remove("pod-1")
+    children.pods.keep_only([], namespace=None)
+    assert [pod.exit_code for pod in children.pods.of_job(JOB_UID)] == [11]
+    children.jobs.remove("job-1")
+    assert children.pods.of_job(JOB_UID) == []
+
+
+def test_a_pod_that_goes_after_its_job_leaves_nothing_behind() -> None:
+    children, _ = changes()
+    children.jobs.put(job_object())
+    children.pods.put(pod_object())
+    children.jobs.remove("job-1")
+    assert len(children.pods.of_job(JOB_UID)) == 1  # it still runs
+    children.pods.remove("pod-1")
+    assert children.pods.of_job(JOB_UID) == []
