@@ -27,6 +27,7 @@ class Ranks:
     def __call__(self, case: Callable[..., Any], **keywords: Any) -> list[Any]:
         if not self._processes:
             self._start()
+        # Test modules are loaded by path in the ranks: a class of theirs would be another class there.
         request = pickle.dumps((inspect.getfile(case), case.__name__, keywords))
         for process in self._processes:
             assert process.stdin is not None
@@ -43,6 +44,9 @@ class Ranks:
         for process in self._processes:
             process.kill()
             process.wait()
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                pipe.close()
         self._processes = []
 
     def _start(self) -> None:
@@ -72,7 +76,7 @@ class Ranks:
             try:
                 answers.append(pickle.load(process.stdout))
             except EOFError:
-                code = process.wait()
+                code = process.wait(timeout=10)
                 self.stop()
                 pytest.fail(f"{name}: rank {rank} died with exit code {code}")
         return answers

@@ -34,6 +34,7 @@ def main() -> None:
     # As torchrun would set it; DeepSpeed reads some of it.
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "DS_ACCELERATOR": "cpu"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": str(world_size)}
+    sys.path.insert(0, str(Path(__file__).parents[2]))  # cases import tests.trainer.small
     import torch.distributed as dist
 
     dist.init_process_group("gloo", timeout=timedelta(seconds=90))

@@ -58,7 +58,7 @@ class Recipe:
     """(model, batch) -> (sum of token losses, number of tokens), both scalar tensors. A sum, so that ragged batches
     give the same mean for every split over processes."""
     count_tokens: Callable[[Batch], int] | None = None
-    """How many tokens `loss` will count in a batch; needed only where samples differ in it."""
+    """Tokens that `loss` will count in a batch, told before any forward; absent: assumed equal for every sample."""
     export: Callable[[dict[str, Tensor], Path], None] | None = None
     """Write a full state dict (clean names, CPU) as files other tools load."""
     blocks: Callable[[nn.Module], list[nn.Module]] | None = None

@@ -32,6 +32,7 @@ def build(config: dict[str, Any], context: RecipeContext) -> Recipe:
         build_model=partial(build_model, shape, Path(checked.model.path) if checked.model.path else None),
         samples=samples,
         loss=loss,
+        count_tokens=count_tokens,
         export=partial(export, shape),
         blocks=llama_blocks,
     )
@@ -61,6 +62,11 @@ def loss(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     targets = tokens[:, 1:]
     total = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
     return total, torch.tensor(targets.numel(), device=tokens.device)
+
+
+def count_tokens(batch: Batch) -> int:
+    """Every token but the first of each sample is predicted."""
+    return batch["tokens"][:, 1:].numel()
 
 
 def llama_blocks(model: nn.Module) -> list[nn.Module]:
