@@ -1,11 +1,10 @@
-"""From a file and `--set` to a document the contract accepts, or to all its problems at once."""
+"""From a file and `--set` to the document that is stored, or to all its problems at once."""
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ctj_api.validate import load_job, override, validate_document
-
+from ctj_api.validate import SpecError, admit, override, read_job
 from ctj_operator.local.refusal import Refusal
 from ctj_operator.local.store import JOB_FILE, Store
 
@@ -13,38 +12,39 @@ _OWNED_BY_STORE = ("uid", "generation", "creationTimestamp", "annotations")
 
 
 def read(file: Path, overrides: Iterable[str]) -> dict[str, Any]:
-    """Return the job in `file` (or stored in the folder `file`) with `path=value` settings applied.
+    """Return the job in `file` (or stored in the folder `file`) with `path=value` settings applied, not yet judged.
 
     Raises:
         Refusal: unreadable, not one job, or a setting that does not parse.
     """
     try:
-        document = _stored(file) if (file / JOB_FILE).exists() else load_job(file)
-        for setting in overrides:
-            document = override(document, setting)
-    except (ValueError, OSError) as error:
-        raise Refusal(str(error)) from None
-    return document
+        return override(_stored(file) if (file / JOB_FILE).exists() else read_job(file), *overrides)
+    except SpecError as error:
+        raise Refusal(_listed(error)) from None
 
 
-def admit(document: dict[str, Any], *, stored: dict[str, Any] | None = None) -> None:
-    """Check `document`, and against `stored` that it is an allowed change of it.
+def admitted(document: dict[str, Any], *, stored: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return `document` as the API server would store it: valid, defaults filled in, an allowed change of `stored`.
 
     Raises:
         Refusal: with every problem.
     """
-    problems = validate_document(document, old=stored)
-    if not problems:
-        return
-    lines = [str(problem) for problem in problems]
-    if stored is not None:
-        lines.append(
-            "To start over with the new spec: the same command with --fresh (the old folder is kept under another name)"
-        )
-    raise Refusal("\n".join(lines))
+    try:
+        return admit(document, old=stored)
+    except SpecError as error:
+        fresh = "\nTo start over with it: the same command with --fresh (the old folder is kept under another name)"
+        raise Refusal(_listed(error) + (fresh if stored is not None else "")) from None
+
+
+def _listed(error: SpecError) -> str:
+    """Write one problem on the line of the message, several below it."""
+    if len(error.problems) == 1:
+        return str(error.problems[0])
+    return "\n".join([f"{len(error.problems)} problems", *(f"  {problem}" for problem in error.problems)])
 
 
 def _stored(folder: Path) -> dict[str, Any]:
+    """Return the job of a folder, as if it came from a file: running it again ends a pause."""
     document = Store(folder).read_job().document
     metadata = {key: value for key, value in document["metadata"].items() if key not in _OWNED_BY_STORE}
-    return {**document, "metadata": metadata}
+    return {**document, "metadata": metadata, "spec": {**document["spec"], "suspend": False}}

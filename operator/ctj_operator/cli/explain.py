@@ -86,11 +86,8 @@ def _section(title: str, lines: Iterator[str]) -> Iterator[str]:
 
 def _conditions(status: Status) -> Iterator[str]:
     known = [condition for condition in status.conditions if condition.status is not ConditionStatus.UNKNOWN]
-    width = max((len(condition.type) for condition in known), default=0)
-    return _section(
-        "Conditions",
-        (f"{item.type:{width}}  {item.status:5}  {item.reason}  {item.message}".rstrip() for item in known),
-    )
+    rows = [(item.type, item.status, item.reason, item.message) for item in known]
+    return _section("Conditions", iter(words.aligned(rows) if rows else ()))
 
 
 def _attempt(store: Store, status: Status) -> Iterator[str]:
@@ -135,12 +132,7 @@ def _gates(status: Status) -> Iterator[str]:
     header = ("stage", "gate", "measurement", "value", "limit", "verdict")
     if not rows:
         return iter(())
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(6)]
-    aligned = (
-        "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (header, *rows)
-    )
-    return _section("Gates", aligned)
+    return _section("Gates", iter(words.aligned([header, *rows])))
 
 
 def _value(value: str | None) -> str:

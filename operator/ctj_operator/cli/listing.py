@@ -58,10 +58,7 @@ def table(work_dir: Path) -> str:
         )
         for row in listed
     ]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    return "\n".join(
-        "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
-    )
+    return "\n".join(words.aligned(cells))
 
 
 def watch(store: Store, *, json: bool, plain: bool) -> RunExit:

@@ -31,7 +31,8 @@ def lines(store: Store, *, attempt: int | None, rank: int | None) -> Iterator[st
             yield f"==> {record['name']} node {index}"
             yield from _text(node)
         else:
-            yield from (line.split(":", 1)[1] for line in _text(node) if line.startswith(f"[rank{rank}]:"))
+            prefix = f"[rank {rank}] "
+            yield from (line.removeprefix(prefix) for line in _text(node) if line.startswith(prefix))
 
 
 def _text(node: NodeFolder) -> list[str]:

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="ctj",
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,  # rich help takes 0.7 s to import, plain help none
     pretty_exceptions_enable=False,
-    help="Compiled Training Jobs: from a first try on a laptop to a sharded run, with `torch.compile` left on.\n\n"
-    "Start with `ctj run examples/quickstart.yaml`; look with `ctj watch NAME`; ask with `ctj explain NAME`.",
+    help="Compiled Training Jobs: from a first try on a laptop to a sharded run, with torch.compile left on.",
+    epilog="Start: ctj run examples/quickstart.yaml. Ask: ctj explain NAME. Each command's --help has examples.",
 )
 
 WorkDir = Annotated[Path, typer.Option("--work-dir", help="Folder that holds one folder per job.", metavar="DIR")]
@@ -44,7 +44,7 @@ def root(
     """Take options that belong to no command."""
 
 
-@app.command(rich_help_panel="Train")
+@app.command(short_help="Train the job in FILE on this machine.")
 def run(  # noqa: PLR0913, PLR0917 - one parameter per option
     file: Annotated[
         Path, typer.Argument(help="A job's YAML file, or the folder of a job to go on with.", metavar="FILE")
@@ -67,13 +67,21 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
 
     Ctrl-C saves a checkpoint and stops; the same command goes on from there. Typed twice, it never trains twice.
 
-    Exit code: 0 succeeded, 1 failed, 2 bad spec or usage, 3 held by a gate, 4 something is missing here, 130 stopped.
+    \b
+    Exit codes:
+      0  succeeded
+      1  failed (the first failure and its remedy are printed)
+      2  bad spec or usage (every problem is printed)
+      3  held by a gate (the approve command is printed)
+      4  something is missing on this machine (how to get it is printed)
+      130  stopped by Ctrl-C or a pause; the same command goes on
 
+    \b
     Examples:
-
-    * `ctj run examples/quickstart.yaml`
-    * `ctj run job.yaml --set spec.training.steps=40 --set spec.compile.scope=disabled`
-    * `ctj run job.yaml --json > run.jsonl`
+      ctj run examples/quickstart.yaml
+      ctj run job.yaml --set spec.training.steps=40 --set spec.compile.scope=disabled
+      ctj run job.yaml --json > run.jsonl
+      ctj run ctj-runs/quickstart          # go on with a job from its folder
     """
     from ctj_operator.cli import places
     from ctj_operator.cli.run import Request
@@ -91,21 +99,24 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
     raise typer.Exit(run_job(request))
 
 
-@app.command(rich_help_panel="Train")
+@app.command(short_help="Print every problem of job files.")
 def validate(
     files: Annotated[list[Path], typer.Argument(help="Jobs' YAML files.", metavar="FILE...")],
     as_json: AsJson = False,
 ) -> None:
     """Check FILEs as the API server would; print every problem with its path, value, rule and remedy.
 
-    Example: `ctj validate examples/*.yaml`
+    \b
+    Examples:
+      ctj validate examples/*.yaml
+      ctj validate job.yaml --json
     """
     from ctj_operator.cli.validation import validate as validate_files
 
     raise typer.Exit(validate_files(files, as_json=as_json))
 
 
-@app.command("list", rich_help_panel="Look")
+@app.command("list", short_help="List local jobs.")
 def list_jobs(work_dir: WorkDir = DEFAULT_WORK_DIR, as_json: AsJson = False) -> None:
     """List the jobs of a work folder."""
     from ctj_operator.cli import listing
@@ -116,7 +127,7 @@ def list_jobs(work_dir: WorkDir = DEFAULT_WORK_DIR, as_json: AsJson = False) -> 
         print(listing.table(work_dir))
 
 
-@app.command(rich_help_panel="Look")
+@app.command(short_help="Follow a job that another ctj run trains.")
 def watch(
     name: Name,
     work_dir: WorkDir = DEFAULT_WORK_DIR,
@@ -129,7 +140,7 @@ def watch(
     raise typer.Exit(listing.watch(_job(name, work_dir), json=as_json, plain=plain))
 
 
-@app.command(rich_help_panel="Look")
+@app.command(short_help="Say why a job is where it is, and what to do.")
 def explain(name: Name, work_dir: WorkDir = DEFAULT_WORK_DIR) -> None:
     """Say why a job is where it is: conditions, gates with values, remedies, first failure, what to do next."""
     from ctj_operator.cli.explain import explain as explain_job
@@ -137,7 +148,7 @@ def explain(name: Name, work_dir: WorkDir = DEFAULT_WORK_DIR) -> None:
     print(explain_job(_job(name, work_dir)))
 
 
-@app.command(rich_help_panel="Look")
+@app.command(short_help="Write a job's report page.")
 def report(name: Name, work_dir: WorkDir = DEFAULT_WORK_DIR) -> None:
     """Write the job's report page (one self-contained HTML file) and print where it is."""
     from ctj_operator.cli.summary import write_report
@@ -145,7 +156,7 @@ def report(name: Name, work_dir: WorkDir = DEFAULT_WORK_DIR) -> None:
     print(write_report(_job(name, work_dir)))
 
 
-@app.command(rich_help_panel="Look")
+@app.command(short_help="Print what the trainers printed.")
 def logs(
     name: Name,
     rank: Annotated[int | None, typer.Option("--rank", help="Only this rank's lines.", min=0)] = None,
@@ -154,7 +165,10 @@ def logs(
 ) -> None:
     """Print what the trainers of an attempt printed.
 
-    Example: `ctj logs quickstart --rank 1`
+    \b
+    Examples:
+      ctj logs quickstart --rank 1
+      ctj logs quickstart --attempt 2
     """
     from ctj_operator.cli.logs import lines
 
@@ -162,43 +176,43 @@ def logs(
         print(line)
 
 
-@app.command(rich_help_panel="Decide")
+@app.command(short_help="Let a held job go on.")
 def approve(name: Name, work_dir: WorkDir = DEFAULT_WORK_DIR) -> None:
     """Let a held job go on although a gate failed; the evidence stays in its status."""
     _ask("approve", name, work_dir)
 
 
-@app.command(rich_help_panel="Decide")
+@app.command(short_help="Go back to the last good stage.")
 def rollback(name: Name, work_dir: WorkDir = DEFAULT_WORK_DIR) -> None:
     """Go back to the last good stage and its checkpoint, and finish there."""
     _ask("rollback", name, work_dir)
 
 
-@app.command(rich_help_panel="Decide")
+@app.command(short_help="Stop using compiled code.")
 def eager(name: Name, work_dir: WorkDir = DEFAULT_WORK_DIR) -> None:
     """Stop using compiled code, at the next step on every rank, without losing one."""
     _ask("eager", name, work_dir)
 
 
-@app.command("retry-compile", rich_help_panel="Decide")
+@app.command("retry-compile", short_help="Compile again in a job that runs eager.")
 def retry_compile(name: Name, work_dir: WorkDir = DEFAULT_WORK_DIR) -> None:
     """Compile (and compare) again in a job that runs eager."""
     _ask("retry-compile", name, work_dir)
 
 
-@app.command(rich_help_panel="Decide")
+@app.command(short_help="Give a failed or held job new budgets.")
 def retry(name: Name, work_dir: WorkDir = DEFAULT_WORK_DIR) -> None:
     """Give a failed or held job new budgets, from its last checkpoint."""
     _ask("retry", name, work_dir)
 
 
-@app.command(rich_help_panel="Decide")
+@app.command(short_help="Save a checkpoint and stop.")
 def pause(name: Name, work_dir: WorkDir = DEFAULT_WORK_DIR) -> None:
     """Save a checkpoint and stop until resumed."""
     _ask("pause", name, work_dir)
 
 
-@app.command(rich_help_panel="Decide")
+@app.command(short_help="End a pause.")
 def resume(name: Name, work_dir: WorkDir = DEFAULT_WORK_DIR) -> None:
     """End a pause."""
     _ask("resume", name, work_dir)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ctj_api import names
 from ctj_api.exit_codes import RunExit
 from ctj_api.spec import Spec
 from ctj_operator.cli import summary
-from ctj_operator.cli.documents import admit, read
+from ctj_operator.cli.documents import admitted, read
 from ctj_operator.cli.lines import JsonScreen, PlainScreen
 from ctj_operator.local import preflight, strays
 from ctj_operator.local.lock import InUseError, hold
@@ -19,6 +20,8 @@ from ctj_operator.local.processes import Launch, trainer_command, trainer_python
 from ctj_operator.local.refusal import Refusal
 from ctj_operator.local.runner import Runner, Screen
 from ctj_operator.local.store import JOB_FILE, Store
+
+_GRACE_SECONDS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +53,7 @@ def run(request: Request) -> RunExit:
         Refusal: it could not be started, or its folder failed while it ran.
     """
     document = read(request.file, request.overrides)
-    admit(document)
-    folder = (request.work_dir / document["metadata"]["name"]).absolute()
+    folder = (request.work_dir / admitted(document)["metadata"]["name"]).absolute()
     try:
         if request.fresh and (folder / JOB_FILE).exists():
             with hold(folder, command=request.command):
@@ -66,23 +68,23 @@ def run(request: Request) -> RunExit:
 
 
 def _run_held(request: Request, document: dict[str, Any], store: Store, lock: int) -> RunExit:
-    if store.exists():
-        stored = store.read_job()
+    stored = store.read_job() if store.exists() else None
+    if stored is not None:
         document = _keep_verbs(document, stored.spec)
-        admit(document, stored=stored.document)
         store.read_status()  # damaged: say so before anything starts
+    document = admitted(document, stored=None if stored is None else stored.document)
     spec = Spec.from_document(document["spec"])
     missing = preflight.check(spec, folder=store.folder, cache=request.cache_dir, python=trainer_python())
     if missing:
         raise Refusal("\n".join(f"missing: {miss}" for miss in missing), exit_code=RunExit.ENVIRONMENT)
     store.submit(document)
-    strays.end("CTJ_CHECKPOINT_ROOT", store.checkpoints)
+    strays.end(names.ENV_CHECKPOINT_ROOT, store.checkpoints)
     launch = Launch(
         command=trainer_command(),
         checkpoints=store.checkpoints,
         cache=request.cache_dir.absolute(),
-        threads=preflight.threads_for(spec),
         lock=lock,
+        grace_seconds=spec.template.termination_grace_period_seconds or _GRACE_SECONDS,
     )
     with _screen(request) as screen:
         outcome = Runner(store, launch, screen).run()

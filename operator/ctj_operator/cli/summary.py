@@ -137,48 +137,37 @@ def _headline(content: PageContent, outcome: RunExit) -> str:
 
 
 def show(closing: Closing) -> None:
-    """Print it; styled in a terminal, plain text elsewhere."""
-    from rich.console import Console
-
-    console = Console(soft_wrap=True)
-    console.print()
-    console.print(closing.headline, style="bold", markup=False, highlight=False)
-    console.print(_table(closing.stages))
+    """Print it; at most 80 columns wide while names are short."""
+    print(f"\n{closing.headline}")
+    print("\n".join(words.aligned([_HEADER, *(_cells(stage) for stage in closing.stages)])))
+    for stage in closing.stages:
+        if stage.why:
+            print(f"  {stage.stage}: {stage.why}")
     for line in closing.details:
-        console.print(line, markup=False, highlight=False)
+        print(line)
     if closing.report is not None:
-        console.print(f"Report: {_relative(closing.report)}", markup=False, highlight=False)
+        print(f"Report: {_relative(closing.report)}")
     if closing.export is not None:
-        console.print(f"Model:  {_relative(closing.export)}", markup=False, highlight=False)
+        print(f"Model:  {_relative(closing.export)}")
+
+
+_HEADER = ("stage", "steps", "mode", "loss", "gates", "memory", "compile", "train")
+
+
+def _cells(stage: StageSummary) -> tuple[str, ...]:
+    trained = stage.first_loss is not None
+    kind = "" if stage.stage == stage.strategy else f" {stage.strategy}"
+    return (
+        f"{stage.stage}{kind} x{stage.processes}",
+        stage.steps,
+        (stage.mode or stage.phase).lower(),
+        f"{words.figure(stage.first_loss, 3)} -> {words.figure(stage.last_loss, 3)}" if trained else "-",
+        stage.gates,
+        words.size(stage.peak_memory_bytes),
+        words.duration(stage.compile_seconds),
+        words.duration(stage.training_seconds),
+    )
 
 
 def _relative(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-
-
-def _table(stages: tuple[StageSummary, ...]) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("stage", "strategy", "steps", "mode", "loss", "gates", "memory", "compile", "training"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("why")
-    for stage in stages:
-        losses = (
-            f"{words.figure(stage.first_loss)} -> {words.figure(stage.last_loss)}"
-            if stage.first_loss is not None
-            else "-"
-        )
-        table.add_row(
-            stage.stage,
-            f"{stage.strategy} x{stage.processes}",
-            stage.steps,
-            stage.mode or stage.phase,
-            losses,
-            stage.gates,
-            words.size(stage.peak_memory_bytes),
-            words.duration(stage.compile_seconds),
-            words.duration(stage.training_seconds),
-            stage.why,
-        )
-    return table

@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 
-from ctj_api.validate import load_job, validate_document
-
 from ctj_api.exit_codes import RunExit
+from ctj_api.validate import Problem, validate_document
 
 
 def validate(files: Iterable[Path], *, as_json: bool) -> RunExit:
@@ -17,7 +17,8 @@ def validate(files: Iterable[Path], *, as_json: bool) -> RunExit:
         if problems:
             outcome = RunExit.BAD_SPEC
         if as_json:
-            print(json.dumps({"file": str(file), "valid": not problems, "problems": problems}))
+            listed = [asdict(problem) for problem in problems]
+            print(json.dumps({"file": str(file), "valid": not problems, "problems": listed}))
         elif problems:
             print(f"{file}: {len(problems)} problem{'s' if len(problems) > 1 else ''}")
             print("\n".join(f"  {problem}" for problem in problems))
@@ -26,8 +27,8 @@ def validate(files: Iterable[Path], *, as_json: bool) -> RunExit:
     return outcome
 
 
-def _problems(file: Path) -> list[str]:
+def _problems(file: Path) -> list[Problem]:
     try:
-        return [str(problem) for problem in validate_document(load_job(file))]
-    except (ValueError, OSError) as error:
-        return [str(error)]
+        return validate_document(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        return [Problem(path=str(file), value="unreadable", rule=str(error), remedy="check the path")]

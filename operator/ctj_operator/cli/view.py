@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from ctj_api.attempt import Mode
 from ctj_api.spec import Spec, Stage
 from ctj_api.status import Phase, StagePhase, StageStatus
+from ctj_operator.core.ladder import plan
 from ctj_operator.local.runner import Snapshot
 
 
@@ -79,42 +80,29 @@ def build_view(snapshot: Snapshot) -> View:
     )
 
 
-def windows(spec: Spec) -> list[tuple[int, int]]:
-    """Return (start, end] of each stage."""
-    bounds, start = [], 0
-    for stage in spec.ladder:
-        end = min(spec.training.steps, start + stage.steps) if stage.steps else spec.training.steps
-        bounds.append((start, end))
-        start = end
-    return bounds
-
-
 def _rows(spec: Spec, snapshot: Snapshot, step: int) -> tuple[StageRow, ...]:
     known = {stage.name: stage for stage in snapshot.status.ladder}
+    ends = [window.end for window in plan(spec)]
     return tuple(
-        _row(stage, known.get(stage.name, StageStatus(name=stage.name)), bounds, snapshot, step)
-        for stage, bounds in zip(spec.ladder, windows(spec), strict=True)
+        _row(stage, known.get(stage.name, StageStatus(name=stage.name)), (start, end), snapshot, step)
+        for stage, start, end in zip(spec.ladder, [0, *ends[:-1]], ends, strict=True)
     )
 
 
-def _row(stage: Stage, status: StageStatus, bounds: tuple[int, int], snapshot: Snapshot, step: int) -> StageRow:
-    start, end = bounds
-    progress = snapshot.progress
-    is_current = snapshot.status.current is not None and snapshot.status.current.stage == stage.name
-    if status.phase is StagePhase.PASSED:
-        done = end - start
-    elif is_current:
-        done = max(0, min(step, end) - start)
-    else:
-        done = 0
+def _row(stage: Stage, status: StageStatus, planned: tuple[int, int], snapshot: Snapshot, step: int) -> StageRow:
+    """Steps the stage repeats of the one before are not its own; a stage rolled back to may have got more to do."""
+    start, end = planned[0], max(planned[1], status.end_step)
+    current = snapshot.status.current
+    progress = snapshot.progress if current is not None and current.stage == stage.name else None
+    reached = end if status.phase is StagePhase.PASSED else min(step, end) if progress else start
     return StageRow(
         name=stage.name,
         strategy=stage.strategy,
         processes=stage.world_size,
         phase=status.phase,
-        done=done,
+        done=max(0, reached - start),
         total=end - start,
-        mode=progress.mode if is_current and progress else status.mode,
-        loss=progress.loss if is_current and progress else None,
+        mode=progress.mode if progress else status.mode,
+        loss=progress.loss if progress else None,
         message=status.message,
     )

@@ -1,6 +1,7 @@
 """How figures read: the same words in the live view, in plain lines, in tables and in `explain`."""
 
 import math
+from collections.abc import Sequence
 
 from ctj_api.status import Status
 
@@ -48,3 +49,9 @@ def phase_and_place(status: Status) -> str:
     """Write Running in stage ddp at step 32."""
     place = f" in stage {status.stage}" if status.stage else ""
     return f"{status.phase}{place} at step {status.step}"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Write rows as lines with every column as wide as its widest cell."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

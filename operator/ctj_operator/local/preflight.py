@@ -118,12 +118,3 @@ def _storage(name: str, place: Path) -> list[Missing]:
 
 def _other_place(name: str) -> str:
     return "choose another place with " + ("--work-dir DIR" if name == "work folder" else "--cache-dir DIR")
-
-
-def threads_for(spec: Spec) -> int:
-    """Return OpenMP threads per process: this machine's cores over the widest stage, the same in every stage.
-
-    Compiled CPU code has the number built in, so a number that changed with the stage would compile everything anew.
-    """
-    widest = max(stage.world_size for stage in spec.ladder)
-    return max(1, len(os.sched_getaffinity(0)) // widest)

@@ -39,11 +39,9 @@ class Launch:
     command: tuple[str, ...]
     checkpoints: Path
     cache: Path
-    threads: int
-    """OpenMP threads of a process: the same in every stage, or stages would not share compiled code."""
     lock: int
     """Descriptor every supervisor inherits, so that the folder stays held while one of them lives."""
-    grace_seconds: float = 60.0
+    grace_seconds: float
     """From a polite stop to a kill; saving a checkpoint must fit in."""
 
 
@@ -194,7 +192,6 @@ class Processes:
 
     def _environment(self, attempt: Attempt, node: NodeFolder, index: int, port: int) -> dict[str, str]:
         environment = {
-            "OMP_NUM_THREADS": str(self._launch.threads),
             **os.environ,
             "PYTHONUNBUFFERED": "1",
             names.ENV_ATTEMPT: attempt.model_dump_json(by_alias=True, exclude_none=True),
@@ -206,6 +203,7 @@ class Processes:
             names.ENV_NODE_RANK: str(index),
             names.ENV_MASTER_ADDR: "127.0.0.1",
             names.ENV_MASTER_PORT: str(port),
+            names.ENV_GRACE_SECONDS: f"{self._launch.grace_seconds:.0f}",
         }
         gpus = attempt.stage.gpus_per_node
         if gpus and attempt.stage.nodes > 1:  # "nodes" share this machine's GPUs

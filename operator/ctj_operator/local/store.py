@@ -123,9 +123,10 @@ class Store:
             if not self.exists():
                 return self._write_job(_first_version(document))
             stored = self.read_job()
-            metadata = {**stored.document["metadata"]}
-            metadata["annotations"] = {**stored.annotations, **(document["metadata"].get("annotations") or {})}
-            metadata["labels"] = document["metadata"].get("labels") or {}
+            annotations = {**stored.annotations, **(document["metadata"].get("annotations") or {})}
+            metadata = {**stored.document["metadata"], **document["metadata"]}
+            if annotations:
+                metadata["annotations"] = annotations
             spec = document["spec"]
             if not _same_spec(stored.spec, spec):
                 metadata["generation"] = stored.generation + 1

@@ -1,0 +1,234 @@
+"""`ctj run` from the outside: outcomes and exit codes, Ctrl-C, kill -9, two runs, resume. Trainers are stand-ins."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.unit.workplace import Workplace, end
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Workplace:
+    return Workplace(tmp_path)
+
+
+def slow_job(place: Workplace, **config: object) -> Path:
+    return place.write_job(recipe={"name": "stand_in:build", "config": {"stepSeconds": 0.15, **config}})
+
+
+def test_a_job_goes_through_every_stage_to_succeeded_and_says_where_things_are(place: Workplace) -> None:
+    ended = place.ctj("run", str(place.write_job()))
+    assert ended.code == 0, ended.err + ended.out
+    assert [stage["phase"] for stage in place.status()["ladder"]] == ["Passed", "Passed"]
+    assert "tiny succeeded: 12 steps through 2 stages" in ended.out
+    assert "Report: ctj-runs/tiny/report.html" in ended.out
+    assert "Model:  ctj-runs/tiny/checkpoints/export" in ended.out
+    assert "\x1b" not in ended.out
+    assert place.processes() == []
+
+
+def test_running_a_finished_job_again_trains_nothing_and_succeeds(place: Workplace) -> None:
+    job = str(place.write_job())
+    assert place.ctj("run", job).code == 0
+    before = place.status()
+    assert place.ctj("run", job).code == 0
+    assert place.status() == before
+
+
+def test_fresh_starts_over_and_keeps_the_earlier_folder(place: Workplace) -> None:
+    job = str(place.write_job())
+    place.ctj("run", job)
+    ended = place.ctj("run", job, "--fresh")
+    assert ended.code == 0
+    assert "kept in" in ended.err
+    assert len(list(place.folder.glob("ctj-runs/tiny.*/status.json"))) == 1
+    assert place.status()["attempt"] == 2
+
+
+def test_ctrl_c_saves_a_checkpoint_and_the_same_command_goes_on_from_it(place: Workplace) -> None:
+    job = str(slow_job(place))
+    process = place.start("run", job)
+    place.until(lambda: place.steps_trained() >= 3)
+    stopped = end(process, signal.SIGINT)
+    assert stopped.code == 130, stopped.err + stopped.out
+    reached = place.steps_trained()
+    assert f"The checkpoint of step {reached} is kept." in stopped.out
+    assert "Go on with: ctj run" in stopped.out
+    assert place.processes() == []
+    assert place.ctj("run", job).code == 0
+    steps = [
+        json.loads(line)["step"]
+        for path in place.job_folder.glob("checkpoints/attempt-00002/steps.jsonl")
+        for line in path.open()
+    ]
+    assert steps[0] == reached + 1
+    assert place.status()["restarts"]["total"] == 0
+
+
+def test_a_second_ctrl_c_ends_everything_at_once(place: Workplace) -> None:
+    process = place.start("run", str(slow_job(place, stepSeconds=30)))
+    place.until(lambda: bool(place.processes()))
+    process.send_signal(signal.SIGINT)
+    place.until(lambda: place.status().get("phase") is not None)
+    process.send_signal(signal.SIGINT)
+    ended = end(process, signal.SIGINT)
+    assert ended.code == 130
+    assert place.processes() == []
+
+
+def test_after_kill_9_of_the_runner_no_supervisor_lives_and_the_next_run_resumes(place: Workplace) -> None:
+    job = str(slow_job(place, worker=True))
+    process = place.start("run", job)
+    place.until(lambda: place.steps_trained() >= 3)
+    supervisors = [json.loads(path.read_text())["pid"] for path in place.job_folder.glob("children/*/*/process.json")]
+    end(process, signal.SIGKILL)
+    place.until(lambda: not set(supervisors) & set(place.processes()), seconds=2)
+    ended = place.ctj("run", job)
+    assert ended.code == 0, ended.err + ended.out
+    assert place.processes() == []  # the stand-in's worker has no leash of its own: the second run ended it
+    assert place.status()["restarts"]["total"] == 1
+
+
+def test_a_second_run_of_a_running_job_is_refused_and_harms_nothing(place: Workplace) -> None:
+    job = str(slow_job(place))
+    first = place.start("run", job)
+    place.until(lambda: place.steps_trained() >= 1)
+    second = place.ctj("run", job)
+    assert second.code == 2
+    assert f"in use by pid {first.pid}" in second.err
+    assert "Traceback" not in second.err
+    first.communicate(timeout=60)
+    assert first.returncode == 0
+
+
+def test_a_permanent_failure_ends_with_1_and_shows_rank_reason_lines_and_remedy(place: Workplace) -> None:
+    fail = {"stage": "ddp", "step": 8, "code": 11}
+    ended = place.ctj(
+        "run", str(place.write_job(recipe={"name": "stand_in:build", "config": {"stepSeconds": 0.01, "fail": fail}}))
+    )
+    assert ended.code == 1
+    for part in ("tiny failed in stage ddp", "rank 1", "UserCode", "| line 1", "ctj logs tiny", "ctj retry tiny"):
+        assert part in ended.out
+
+
+def test_a_failed_job_stays_failed_until_retry_and_then_goes_on(place: Workplace) -> None:
+    fail = {"stage": "ddp", "step": 8, "code": 11, "attempts": 2}
+    job = str(place.write_job(recipe={"name": "stand_in:build", "config": {"stepSeconds": 0.01, "fail": fail}}))
+    assert place.ctj("run", job).code == 1
+    assert place.ctj("run", job).code == 1
+    asked = place.ctj("retry", "tiny")
+    assert asked.code == 0
+    assert "ctj run" in asked.out
+    assert place.ctj("run", job).code == 0
+
+
+def test_a_failed_gate_that_holds_ends_with_3_and_approval_goes_on(place: Workplace) -> None:
+    gate = {"name": "speed", "source": {"report": "samplesPerSecondPerProcess"}, "thresholdRange": {"min": "100"}}
+    job = str(place.write_job(gates=[{**gate, "stages": ["single"], "onFailure": "Hold"}]))
+    held = place.ctj("run", job)
+    assert held.code == 3, held.err + held.out
+    assert "ctj approve tiny" in held.out
+    explained = place.ctj("explain", "tiny").out
+    assert ">= 100" in explained
+    assert "samplesPerSecondPerProcess" in explained
+    assert place.ctj("run", job).code == 3
+    assert place.ctj("approve", "tiny").code == 0
+    assert place.ctj("run", job).code == 0
+
+
+def test_pause_from_another_terminal_stops_with_a_checkpoint_and_run_goes_on(place: Workplace) -> None:
+    job = str(slow_job(place))
+    process = place.start("run", job)
+    place.until(lambda: place.steps_trained() >= 2)
+    assert "acts on it" in place.ctj("pause", "tiny").out
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert place.ctj("run", job).code == 0
+
+
+def test_a_damaged_status_stops_before_anything_starts(place: Workplace) -> None:
+    job = str(place.write_job())
+    place.ctj("run", job)
+    (place.job_folder / "status.json").write_text("{")
+    ended = place.ctj("run", job)
+    assert ended.code == 4
+    assert "status.json.previous" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_a_changed_identity_is_refused_with_fresh_as_the_remedy(place: Workplace) -> None:
+    job = str(place.write_job())
+    place.ctj("run", job)
+    ended = place.ctj("run", job, "--set", "spec.training.seed=7")
+    assert ended.code == 2
+    assert "spec.training.seed" in ended.err
+    assert "--fresh" in ended.err
+
+
+def test_every_problem_of_a_bad_file_is_printed_at_once(place: Workplace) -> None:
+    ended = place.ctj("run", str(place.write_job(surprise=1)), "--set", "spec.training.steps=0")
+    assert ended.code == 2
+    assert "surprise" in ended.err
+    assert "spec.training.steps" in ended.err
+    assert not place.job_folder.exists()
+
+
+def test_json_lines_are_objects_and_end_with_the_outcome(place: Workplace) -> None:
+    ended = place.ctj("run", str(place.write_job()), "--json")
+    lines = [json.loads(line) for line in ended.out.splitlines()]
+    assert {"event", "progress", "end"} <= {line["kind"] for line in lines}
+    assert (lines[-1]["kind"], lines[-1]["outcome"], lines[-1]["exitCode"]) == ("end", "SUCCEEDED", 0)
+
+
+def test_two_nodes_are_two_processes_that_meet_on_one_free_port(place: Workplace) -> None:
+    ladder = [{"name": "wide", "strategy": "ddp", "nodes": 2, "processesPerNode": 1}]
+    assert place.ctj("run", str(place.write_job(ladder=ladder))).code == 0
+    ports = {path.read_text().splitlines()[0].split()[-1] for path in place.job_folder.glob("children/*/node-*/log")}
+    assert len(list(place.job_folder.glob("children/*/node-*/log"))) == 2
+    assert len(ports) == 1
+
+
+@pytest.mark.parametrize("absent", ["torch", "deepspeed"])
+def test_a_missing_module_ends_with_4_before_training_and_says_how_to_get_it(place: Workplace, absent: str) -> None:
+    place.python.write_text(f"#!/bin/sh\necho '[\"{absent}\"]'\n")
+    ladder = [
+        {"name": "single", "strategy": "single", "steps": 6},
+        {"name": "zero", "strategy": "zero3", "processesPerNode": 2},
+    ]
+    ended = place.ctj("run", str(place.write_job(ladder=ladder)))
+    assert ended.code == 4
+    assert f"Python module {absent}" in ended.err
+    assert "pip install 'ctj[trainer]'" in ended.err
+    assert not (place.job_folder / "job.json").exists()
+
+
+def test_a_missing_compiler_ends_with_4_unless_nothing_is_compiled(place: Workplace) -> None:
+    place.environment["CXX"] = "/nowhere/c++"
+    job = str(place.write_job())
+    ended = place.ctj("run", job)
+    assert ended.code == 4
+    assert "apt install g++" in ended.err
+    assert place.ctj("run", job, "--set", "spec.compile.scope=disabled").code == 0
+
+
+def test_a_work_folder_that_cannot_be_written_ends_with_4(place: Workplace) -> None:
+    (place.folder / "file").write_text("")
+    ended = place.ctj("run", str(place.write_job()), "--work-dir", "file")
+    assert ended.code == 4
+    assert "--work-dir" in ended.err
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_work_folder_that_is_nearly_full_ends_with_4_before_training(place: Workplace) -> None:
+    small = place.folder / "small"
+    small.mkdir()
+    assert os.system(f"mount -t tmpfs -o size=2m tmpfs {small}") == 0
+    try:
+        ended = place.ctj("run", str(place.write_job()), "--work-dir", str(small))
+    finally:
+        os.system(f"umount {small}")
+    assert ended.code == 4
+    assert "MiB free" in ended.err
