@@ -19,8 +19,6 @@ _FAILURES = {
 _HOLDS = {
     "GateInconclusive": "An enforced gate lacks a measurement: no data neither passes nor condemns.",
     "GateFailed": "A gate failed, and its remedy is Hold or is used up.",
-    "HoldTimeout": "A rollback after an unanswered hold was not possible.",
-    "Requested": "A rollback that was asked for was not possible.",
 }
 
 REASONS: dict[ConditionType, dict[str, str]] = {

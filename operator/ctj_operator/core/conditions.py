@@ -269,7 +269,7 @@ def _suspended(situation: Situation) -> Finding:
 
 def _rolled_back(situation: Situation) -> Finding:
     last = next((one for one in reversed(situation.status.remedies) if one.what == "Rollback"), None)
-    if last is None or situation.status.rollbacks_used == 0:
+    if last is None:
         return Finding(status=FALSE, reason="NotRolledBack")
     return Finding(status=TRUE, reason=last.reason, message=last.evidence)
 

@@ -85,7 +85,7 @@ def _answer(situation: Situation, stage: StageStatus, failed: list[GateVerdict],
         case OnFailure.FAIL:
             return situation.fail("GateFailed", f"stage {stage.name}: {evidence}")
         case OnFailure.ROLLBACK:
-            return remedies.roll_back(situation, stage, reason="GateFailed", evidence=evidence)
+            return remedies.roll_back_or_hold(situation, stage, reason="GateFailed", evidence=evidence)
         case OnFailure.FALLBACK if can_go_eager:
             return remedies.fall_back(situation, stage, reason="GateFailed", evidence=evidence)
         case _:
@@ -100,8 +100,8 @@ def _wanted(verdict: GateVerdict, *, can_go_eager: bool) -> OnFailure:
 
 def _passed(verdicts: list[GateVerdict]) -> str:
     names = [verdict.name for verdict in gates.enforced(verdicts)]
-    dry = [verdict.name for verdict in verdicts if verdict.mode is GateMode.DRY_RUN]
-    return ", ".join(names) + " passed" + (f" ({', '.join(dry)}: dry run)" if dry else "")
+    dry = [f"{verdict.name} {verdict.verdict}" for verdict in verdicts if verdict.mode is GateMode.DRY_RUN]
+    return ", ".join(names) + " passed" + (f" (dry run: {', '.join(dry)})" if dry else "")
 
 
 def promote(situation: Situation, name: str, *, why: str) -> Situation:

@@ -2,7 +2,7 @@
 
 from ctj_api.report import Progress
 from ctj_api.spec import Measurement
-from ctj_api.status import Status
+from ctj_api.status import Condition, ConditionType, Status
 from ctj_operator.core import ladder
 from ctj_operator.core.observed import Child
 from ctj_operator.core.situation import Situation, has_started, is_running
@@ -94,12 +94,14 @@ def settled(old: Status, new: Status, *, now: float) -> Status:
 
 
 def _without_progress(status: Status) -> Status:
+    """Blank what moves by itself while nothing happens: figures, and what the trainer is just doing."""
     current = status.current
     if current is not None:
         current = current.model_copy(update={"accounted_at": None, "checkpoint_step": None})
     return status.model_copy(
         update={
             "current": current,
+            "conditions": [_without_doing(one) for one in status.conditions],
             "step": 0,
             "progress_percentage": 0,
             "estimated_remaining_seconds": None,
@@ -108,3 +110,9 @@ def _without_progress(status: Status) -> Status:
             "progress_at": None,
         }
     )
+
+
+def _without_doing(condition: Condition) -> Condition:
+    if condition.type is not ConditionType.PROGRESSING:
+        return condition
+    return condition.model_copy(update={"reason": "", "message": ""})

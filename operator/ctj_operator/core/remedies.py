@@ -41,16 +41,17 @@ def may_fall_back(situation: Situation, *, compiled: bool) -> bool:
     return compiled and situation.status.fallbacks_used < situation.spec.remedies.max_fallbacks
 
 
-def roll_back(
-    situation: Situation, stage: StageStatus, *, reason: str, evidence: str, asked: bool = False
-) -> Situation:
-    """Finish the job in the last good stage, from its last checkpoint; Held where that is not possible.
-
-    A rollback that a person asked for ignores the budget and the price.
-    """
-    obstacle = nothing_to_go_back_to(situation, stage) or ("" if asked else _too_dear(situation, stage))
+def roll_back_or_hold(situation: Situation, stage: StageStatus, *, reason: str, evidence: str) -> Situation:
+    """Roll back where there is something to go back to and it is worth it; else a person decides."""
+    obstacle = nothing_to_go_back_to(situation, stage) or _too_dear(situation, stage)
     if obstacle:
         return hold(situation, stage, reason=reason, message=f"{evidence}; no rollback: {obstacle}")
+    return roll_back(situation, stage, reason=reason, evidence=evidence)
+
+
+def roll_back(situation: Situation, stage: StageStatus, *, reason: str, evidence: str) -> Situation:
+    """Finish the job in the last good stage, from its last checkpoint; the caller has seen that there is one."""
+    assert not nothing_to_go_back_to(situation, stage)
     stable = situation.status.stable
     assert stable is not None
     good = situation.stage(stable.stage)
@@ -141,4 +142,4 @@ def hold_timed_out(situation: Situation, stage: StageStatus) -> Situation:
     obstacle = nothing_to_go_back_to(situation, stage)
     if obstacle:
         return situation.fail("HoldTimeout", f"{message}; no rollback: {obstacle}")
-    return roll_back(situation, stage, reason="HoldTimeout", evidence=message, asked=True)
+    return roll_back(situation, stage, reason="HoldTimeout", evidence=message)

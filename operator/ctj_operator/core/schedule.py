@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ctj_operator.core.progress import WRITE_SECONDS
 from ctj_operator.core.situation import Situation
-from ctj_operator.core.starting import CREATE_AGAIN_SECONDS
+from ctj_operator.core.starting import ask_again_at
 from ctj_operator.core.stopping import PATIENCE_SECONDS
 from ctj_operator.core.times import moment
 
@@ -33,7 +33,7 @@ def _waits(situation: Situation) -> Iterator[float | None]:
         return
     child = situation.child
     if child is None:
-        yield BLOCKED_SECONDS if situation.name_taken_by is not None else CREATE_AGAIN_SECONDS
+        yield BLOCKED_SECONDS if situation.name_taken_by is not None else ask_again_at(current) - now
     else:
         yield WRITE_SECONDS
     if current.stopping_since is not None:

@@ -109,7 +109,7 @@ class Situation:
         return replace(self, events=(*self.events, Event(type=kind, reason=reason, message=message)))
 
     def remedy(self, what: str, *, reason: str, evidence: str) -> "Situation":
-        """Keep what was done, why and on what evidence; the newest are kept."""
+        """Keep what was done, why and on what evidence."""
         entry = Remedy(
             what=what,
             reason=reason,
@@ -118,7 +118,7 @@ class Situation:
             step=self.status.step,
             at=stamp(self.now),
         )
-        return self.change(remedies=[*self.status.remedies, entry][-MAX_REMEDIES:])
+        return self.change(remedies=_bounded([*self.status.remedies, entry]))
 
     def remove(self, *children: Child) -> "Situation":
         """Delete children that are not on their way out already."""
@@ -143,3 +143,11 @@ def has_started(child: Child) -> bool:
 def is_running(child: Child) -> bool:
     """Return whether any pod runs now."""
     return child.state is ChildState.ACTIVE and any(pod.phase is PodPhase.RUNNING for pod in child.pods)
+
+
+def _bounded(remedies: list[Remedy]) -> list[Remedy]:
+    """Drop the oldest entry of a list that is full; plain restarts first, they are counted elsewhere."""
+    if len(remedies) <= MAX_REMEDIES:
+        return remedies
+    surplus = next((one for one in remedies if one.what == "Restart"), remedies[0])
+    return [one for one in remedies if one is not surplus]

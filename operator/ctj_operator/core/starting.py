@@ -12,8 +12,9 @@ from ctj_operator.core.situation import Situation
 from ctj_operator.core.times import moment, stamp
 
 CREATE_AGAIN_SECONDS = 5.0
-"""How long a child that was asked for may stay invisible before it is asked for again. Each time the status is written
-first: that write fails for a runner which no longer holds the newest state, so it cannot revive an old attempt."""
+"""How long a child that was asked for may stay invisible before it is asked for again; later ever longer, since each
+time the status is written first. That write fails for a runner whose view is old, so it cannot revive an attempt."""
+CREATE_AGAIN_AT_MOST_SECONDS = 300.0
 MAX_ATTEMPTS_LISTED = 64
 
 
@@ -54,9 +55,16 @@ def start(situation: Situation) -> Situation:
 
 def ask_again(situation: Situation) -> Situation:
     """Ask once more for a child that should be there and was never seen."""
-    if situation.now - moment(situation.current.requested_at) < CREATE_AGAIN_SECONDS:
+    if situation.now < ask_again_at(situation.current):
         return situation
     return replace(situation.change_current(requested_at=stamp(situation.now)), create=True)
+
+
+def ask_again_at(current: CurrentAttempt) -> float:
+    """Return when a child that is still not seen is asked for again."""
+    waited = moment(current.requested_at) - moment(current.recorded_at)
+    pause = min(max(CREATE_AGAIN_SECONDS, waited), CREATE_AGAIN_AT_MOST_SECONDS)
+    return moment(current.requested_at) + pause
 
 
 def requested_mode(spec: Spec, stage: StageStatus) -> Mode:

@@ -87,6 +87,6 @@ def after_stop(situation: Situation, stage: StageStatus, *, why: Stop) -> Situat
             "DeadlineExceeded", f"spec.activeDeadlineSeconds = {limit} is used up at step {situation.status.step}"
         )
     if why is Stop.ROLLBACK:
-        return remedies.roll_back(situation, stage, reason="Requested", evidence="asked for by a person", asked=True)
+        return remedies.roll_back(situation, stage, reason="Requested", evidence="asked for by a person")
     # Paused, or to be replaced: the stage continues from its newest checkpoint, uncounted.
     return situation.change_stage(stage.name, phase=StagePhase.PENDING)

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from ctj_api.attempt import Mode
 from ctj_api.names import VERB_APPROVE, VERB_FORCE_EAGER, VERB_RETRY_COMPILE, VERB_ROLLBACK, VERBS
 from ctj_api.spec import CompileScope
-from ctj_api.status import StagePhase, Status
-from ctj_operator.core import ladder, remedies
+from ctj_api.status import StagePhase, StageStatus, Status
+from ctj_api.thresholds import Verdict
+from ctj_operator.core import gates, ladder, remedies
 from ctj_operator.core.finishing import promote
 from ctj_operator.core.situation import Situation
 from ctj_operator.core.stopping import Stop, stop
@@ -82,7 +83,7 @@ def _roll_back(situation: Situation) -> Situation:
         return situation.warn("NothingToDo", f"rollback: {obstacle}")
     if situation.status.current is not None:
         return stop(situation, Stop.ROLLBACK, "a rollback was asked for")
-    return remedies.roll_back(situation, stage, reason="Requested", evidence="asked for by a person", asked=True)
+    return remedies.roll_back(situation, stage, reason="Requested", evidence="asked for by a person")
 
 
 _ACTIONS: dict[str, Callable[[Situation], Situation]] = {
@@ -98,6 +99,13 @@ def _from(status: Status, first: str) -> list[str]:
     return names[names.index(first) :]
 
 
+def _did_not_pass(stage: StageStatus) -> bool:
+    """Return whether the stage's last attempt came to its end and was not good enough."""
+    if not stage.gates or stage.gates[0].attempt != stage.attempts[-1]:
+        return False
+    return any(verdict.verdict is not Verdict.PASSED for verdict in gates.enforced(stage.gates))
+
+
 def rearm(situation: Situation) -> Situation:
     """Give a held or failed job new budgets and let its stage run again; the evidence so far stays in remedies.
 
@@ -105,7 +113,7 @@ def rearm(situation: Situation) -> Situation:
     """
     status = situation.status
     stage = situation.stage(status.stage) if status.stage else status.ladder[0]
-    judged = status.hold is not None or stage.phase is StagePhase.FAILED
+    judged = _did_not_pass(stage)
     situation = situation.change_stage(
         stage.name,
         phase=StagePhase.PENDING,
