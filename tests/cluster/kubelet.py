@@ -158,7 +158,7 @@ class Kubelet:
         found = await self.api.send("GET", path, absent_ok=True)
         if not found:
             raise box.CannotStart("CreateContainerConfigError", f"configmap {name} not found")
-        return found.get("data", {})
+        return dict(found.get("data", {}))
 
     async def stop(self, run: Run) -> None:
         """End a pod as asked: SIGTERM to its first process, SIGKILL to all of them when the grace period is over."""

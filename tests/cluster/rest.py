@@ -41,7 +41,7 @@ class Api:
                 return {}
             if answer.status >= 400:
                 raise RuntimeError(f"{method} {path}: {answer.status} {await answer.text()}")
-            return await answer.json()
+            return dict(await answer.json())
 
     async def watch(self, path: str) -> AsyncIterator[tuple[str, Manifest]]:
         """Yield (ADDED | MODIFIED | DELETED, object) for ever; lists again when the server forgot where we were."""

@@ -88,7 +88,7 @@ def lay_out(
 def _volume(volume: Manifest, pod: Manifest, *, directory: Path, folder: Path) -> Path:
     """Where a volume lies: a claim is shared by all pods of its namespace, a host path is itself."""
     if "persistentVolumeClaim" in volume:
-        path = directory / "claims" / pod["metadata"]["namespace"] / volume["persistentVolumeClaim"]["claimName"]
+        path: Path = directory / "claims" / pod["metadata"]["namespace"] / volume["persistentVolumeClaim"]["claimName"]
     elif "hostPath" in volume:
         path = Path(volume["hostPath"]["path"])
     else:
