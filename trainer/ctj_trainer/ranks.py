@@ -60,8 +60,11 @@ def joined(*, timeout_seconds: float) -> Iterator[Ranks]:
     """
     device = _device()
     timeout = timedelta(seconds=timeout_seconds)
-    where = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=timeout, **where)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if "RANK" in os.environ:
+        dist.init_process_group(backend, timeout=timeout)
+    else:
+        dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]  # re-exported
     try:
         yield Ranks(
             rank=dist.get_rank(),

@@ -1,6 +1,6 @@
 """What happened in each optimizer step? One line per step in `steps.jsonl` of the attempt's folder, by rank 0.
 
-An interrupted attempt may have written steps that its successor repeats: read together with `until`, the newer line wins.
+An interrupted attempt may have written steps that its successor repeats: the newer line of a step wins.
 """
 
 from collections.abc import Iterable

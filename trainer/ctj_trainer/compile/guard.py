@@ -15,8 +15,6 @@ import torch
 from ctj_api.attempt import Mode
 from ctj_trainer.compile.watch import CompileWatch
 
-_STANCES = {Mode.COMPILED: "default", Mode.EAGER: "force_eager"}
-
 
 class CompileGuard:
     """Hold compiled execution of this process; use as `with guarded(...) as guard`."""
@@ -29,7 +27,7 @@ class CompileGuard:
         """Run regions compiled or eager from now on. Only between optimizer steps: a flip between forward and backward
         breaks activation checkpointing."""
         if mode is not self.mode:
-            torch.compiler.set_stance(_STANCES[mode])
+            torch.compiler.set_stance("default" if mode is Mode.COMPILED else "force_eager")
             self.mode = mode
 
 
@@ -50,8 +48,8 @@ def guarded(*, on_compiling: Callable[[bool], None]) -> Iterator[CompileGuard]:
         on_compiling(False)
 
     with ExitStack() as stack:
-        stack.enter_context(dynamo.patch(suppress_errors=True))  # type: ignore[attr-defined]  # added by torch at import
-        stack.enter_context(functorch.patch(force_non_lazy_backward_lowering=True))  # type: ignore[attr-defined]
+        stack.enter_context(dynamo.patch(suppress_errors=True))
+        stack.enter_context(functorch.patch(force_non_lazy_backward_lowering=True))
         stack.enter_context(_quiet("torch._dynamo.convert_frame"))
         callback_handler.register_start_callback(started)
         stack.callback(callback_handler.remove_start_callback, started)

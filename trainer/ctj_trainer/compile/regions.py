@@ -94,7 +94,7 @@ def _compile_in_place(module: nn.Module, settings: Compile, strategy: Strategy) 
     arguments = _arguments(settings)
     if strategy is Strategy.ZERO3:
         # Only the forward, so that DeepSpeed's hooks around the block stay outside the graph.
-        module.forward = torch.compile(module.forward, **arguments)  # type: ignore[method-assign]
+        module.forward = torch.compile(module.forward, **arguments)
     else:
         module.compile(**arguments)
 

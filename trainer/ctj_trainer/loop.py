@@ -1,0 +1,195 @@
+"""One stage's optimizer steps, read top to bottom: gradient, vote, update, record, act, save.
+
+Every decision that must be the same on all ranks is voted once per step and acted on after the update, so that no rank
+ever changes its course between two collectives.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ctj_api.attempt import Attempt
+from ctj_api.report import CheckpointRef
+from ctj_trainer import progress
+from ctj_trainer.checkpoint import Checkpoints, Description
+from ctj_trainer.compile.probe import Outcome
+from ctj_trainer.compile.session import CompileSession
+from ctj_trainer.compile.verdict import Cause
+from ctj_trainer.gradients import COUNTING_NOTICE, Gradients, StepLoss
+from ctj_trainer.optimizer import Schedule
+from ctj_trainer.ranks import Ranks
+from ctj_trainer.records import StepRecord
+from ctj_trainer.requests import Request, Requests
+from ctj_trainer.strategies.prepared import Prepared
+from ctj_trainer.telemetry import Telemetry
+
+
+class NonFiniteError(RuntimeError):
+    """Loss or gradient norm is no number; nothing was updated or saved."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What the loop works with."""
+
+    attempt: Attempt
+    ranks: Ranks
+    prepared: Prepared
+    gradients: Gradients
+    session: CompileSession
+    checkpoints: Checkpoints
+    requests: Requests
+    telemetry: Telemetry
+    notice: Callable[[str], None]
+
+
+class Loop:
+    """Runs the steps of one stage."""
+
+    def __init__(self, parts: Parts, *, resumed_at: int) -> None:
+        self._parts = parts
+        self._schedule = Schedule.of(parts.attempt.training)
+        self._clip = float(parts.attempt.training.optimizer.gradient_clip)
+        self._replay_until = parts.attempt.replay.to_step if parts.attempt.replay else 0
+        self.step = resumed_at
+        self.records: dict[int, StepRecord] = {}
+        self.checkpoint: CheckpointRef | None = None
+
+    def run(self) -> str:
+        """Train to the end of the stage, or until asked to stop; returns why it stopped, empty at the end. Collective.
+
+        Raises:
+            NonFiniteError: training has diverged.
+        """
+        parts = self._parts
+        if parts.session.needs_probe and self.step < parts.attempt.window.end_step:
+            parts.telemetry.phase(progress.PROBING)
+            self._probe(self.step + 1)
+        parts.telemetry.phase(progress.TRAINING)
+        for step in range(self.step + 1, parts.attempt.window.end_step + 1):
+            stop = self._one(step)
+            if stop:
+                return stop
+        return ""
+
+    def _one(self, step: int) -> str:
+        parts = self._parts
+        began = time.perf_counter()
+        facts_before = parts.session.facts
+        parts.session.before_step(step)
+        mode = parts.session.mode_of(step)
+        loss = parts.gradients.compute(step, parts.gradients.batches_of(step))
+        asked, complaint = self._vote(parts.session.look(step))
+        rate = self._schedule.learning_rate(step)
+        norm = self._update(loss, rate)
+        seconds = time.perf_counter() - began
+        facts = parts.session.facts
+        record = StepRecord(
+            step=step,
+            stage=parts.attempt.stage.name,
+            attempt=parts.attempt.attempt,
+            loss=loss.loss,
+            grad_norm=norm,
+            learning_rate=rate,
+            seconds=seconds,
+            mode=mode,
+            tokens=loss.tokens,
+            replay=step <= self._replay_until,
+            compiling=facts.compile_seconds > facts_before.compile_seconds,
+            recompiles=facts.recompiles,
+            graphs=facts.graphs,
+            compile_seconds=facts.compile_seconds,
+        )
+        self._publish(record, asked)
+        parts.session.after_step(step, seconds=seconds, compiling=record.compiling)
+        self._act(asked, complaint)
+        if asked.stop or self._is_save_due(step):
+            self._save(step)
+        return asked.stop
+
+    def _probe(self, step: int) -> None:
+        """Compare the two forms on the first micro batch of the coming step."""
+        parts = self._parts
+        batch = parts.gradients.batches_of(step)[:1]
+
+        def run(seed: int) -> Outcome:
+            loss = parts.gradients.compute(step, batch, seed_offset=seed)
+            return Outcome(loss=loss.loss, grad_norm=parts.prepared.discard_gradients())
+
+        parts.session.run_probe(run, parts.prepared)
+        self._announce()
+
+    def _vote(self, complaint: str) -> tuple[Request, str]:
+        """Agree on what is asked. The texts are exchanged only where somebody asks for something."""
+        parts = self._parts
+        mine = parts.requests.now()
+        ballot = [bool(mine.stop), bool(mine.eager), bool(complaint), -mine.sequence]
+        stop, eager, complaining, minus_sequence = parts.ranks.vote(ballot)
+        if not (stop or complaining) and not (eager and not parts.session.gave_up):
+            return Request(sequence=-minus_sequence), ""
+        said = parts.ranks.gather((mine.stop, mine.eager, complaint))
+        first = [next((texts[i] for texts in said if texts[i]), "") for i in range(3)]
+        return Request(stop=first[0], eager=first[1], sequence=-minus_sequence), first[2]
+
+    def _update(self, loss: StepLoss, rate: float) -> float:
+        if not math.isfinite(loss.loss):
+            self._parts.prepared.discard_gradients()
+            return math.nan
+        return self._parts.prepared.step(learning_rate=rate, clip=self._clip)
+
+    def _publish(self, record: StepRecord, asked: Request) -> None:
+        parts = self._parts
+        self.records[record.step] = record
+        parts.telemetry.step(
+            record,
+            facts=parts.session.facts,
+            num_samples=parts.attempt.training.global_batch_size // parts.ranks.world_size,
+            sequence=asked.sequence,
+        )
+        if not (math.isfinite(record.loss) and math.isfinite(record.grad_norm)):
+            parts.telemetry.non_finite()
+            raise NonFiniteError(
+                f"step {record.step}: loss {record.loss:g}, gradient norm {record.grad_norm:g}; nothing was updated or "
+                "saved; lower spec.training.optimizer.learningRate, or look at the samples of this step"
+            )
+        self.step = record.step
+
+    def _act(self, asked: Request, complaint: str) -> None:
+        """Change course between two steps."""
+        parts = self._parts
+        if parts.gradients.counts_by_forward:
+            parts.notice(COUNTING_NOTICE)
+        if parts.session.gave_up or not (complaint or asked.eager):
+            return
+        cause = Cause.COMPILER if complaint else Cause.CONTROL
+        parts.session.fall_back(cause=cause, reason=complaint or asked.eager)
+        parts.telemetry.fell_back(cause)
+        self._announce()
+
+    def _announce(self) -> None:
+        verdict = self._parts.session.verdict
+        if verdict is not None and self._parts.session.gave_up:
+            self._parts.notice(f"eager from step {self.step + 1} on: {verdict.reason}")
+
+    def _is_save_due(self, step: int) -> bool:
+        attempt = self._parts.attempt
+        every = attempt.training.checkpoint.every_steps
+        return step % every == 0 or step in attempt.window.save_at or step == attempt.window.end_step
+
+    def _save(self, step: int) -> None:
+        parts = self._parts
+        parts.telemetry.phase(progress.SAVING)
+        began = time.perf_counter()
+        self.checkpoint = parts.checkpoints.save(
+            parts.prepared,
+            Description(
+                step=step,
+                stage=parts.attempt.stage.name,
+                strategy=parts.attempt.stage.strategy,
+                samples=step * parts.attempt.training.global_batch_size,
+                finite=True,  # else NonFiniteError was raised
+            ),
+        )
+        parts.telemetry.saved(step, time.perf_counter() - began)
+        parts.telemetry.phase(progress.TRAINING)

@@ -1,0 +1,139 @@
+"""What does the outside see of a running rank? Progress of the pod, metrics and records, written in one place."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+
+from ctj_api.attempt import Attempt, Mode
+from ctj_trainer import progress
+from ctj_trainer.compile.watch import CompileFacts
+from ctj_trainer.memory import MemoryUse, memory_use
+from ctj_trainer.metrics import RankMetrics
+from ctj_trainer.progress import ProgressWriter
+from ctj_trainer.ranks import Ranks
+from ctj_trainer.records import RecordWriter, StepRecord
+
+
+class Telemetry:
+    """Tell the outside; never raises for it."""
+
+    def __init__(
+        self,
+        *,
+        metrics: RankMetrics,
+        pod: ProgressWriter | None,
+        records: RecordWriter | None,
+        device: torch.device,
+        local_processes: int,
+    ) -> None:
+        self._metrics = metrics
+        self._pod = pod
+        self._records = records
+        self._device = device
+        self._local_processes = local_processes
+        self._phase = progress.STARTING
+        self._facts = CompileFacts()
+
+    def phase(self, phase: str) -> None:
+        """Enter a phase of `Progress`."""
+        self._phase = phase
+        self._tell(phase=phase)
+
+    def compiling(self, is_compiling: bool) -> None:
+        """Tell peers and supervisor that a long silence is a compilation."""
+        self._tell(phase=progress.COMPILING if is_compiling else self._phase)
+
+    def memory(self) -> MemoryUse:
+        """Memory of this rank now."""
+        return memory_use(self._device, local_processes=self._local_processes)
+
+    def step(self, record: StepRecord, *, facts: CompileFacts, num_samples: int, sequence: int) -> None:
+        """Publish one finished optimizer step."""
+        memory = self.memory()
+        if self._records is not None:
+            self._records.add(record.model_copy(update={"memory_bytes": memory.peak}))
+        self._tell(
+            step=record.step,
+            mode=record.mode,
+            loss=record.loss,
+            grad_norm=record.grad_norm,
+            step_seconds=record.seconds,
+            recompiles=facts.recompiles,
+            graphs=facts.graphs,
+            compile_seconds=facts.compile_seconds,
+            memory_used_bytes=memory.used,
+            memory_limit_bytes=memory.limit,
+            control_sequence=sequence,
+        )
+        self._count(record, facts, num_samples, sequence, memory)
+
+    def saved(self, step: int, seconds: float) -> None:
+        """Publish a committed checkpoint."""
+        self._tell(checkpoint_step=step)
+        self._metrics.set("ctj_checkpoint_last_step", step)
+        self._metrics.set("ctj_checkpoint_seconds", seconds)
+
+    def fell_back(self, cause: str) -> None:
+        """Count a change from compiled to eager."""
+        self._metrics.add("ctj_fallback_total", label=cause)
+
+    def non_finite(self) -> None:
+        """Count a step whose loss or gradient norm is no number, and show it at once."""
+        self._metrics.add("ctj_train_nonfinite_total")
+        self._metrics.publish(force=True)
+
+    def _tell(self, **fields: object) -> None:
+        if self._pod is not None:
+            self._pod.update(**fields)
+
+    def _count(
+        self, record: StepRecord, facts: CompileFacts, num_samples: int, sequence: int, memory: MemoryUse
+    ) -> None:
+        metrics, before = self._metrics, self._facts
+        metrics.set("ctj_train_step", record.step)
+        metrics.set("ctj_train_loss", record.loss)
+        metrics.set("ctj_train_grad_norm", record.grad_norm)
+        metrics.add("ctj_train_samples_total", num_samples)
+        metrics.observe("ctj_train_step_seconds", record.seconds)
+        metrics.set("ctj_train_last_progress_timestamp_seconds", time.time())
+        metrics.set("ctj_compile_active", record.mode is Mode.COMPILED)
+        metrics.set("ctj_compile_graphs", facts.graphs)
+        metrics.set("ctj_control_sequence", sequence)
+        metrics.set("ctj_memory_used_bytes", memory.used)
+        metrics.set("ctj_memory_peak_bytes", memory.peak)
+        if memory.limit:
+            metrics.set("ctj_memory_limit_bytes", memory.limit)
+        metrics.add("ctj_compile_seconds_total", facts.compile_seconds - before.compile_seconds)
+        self._add_if_any("ctj_compile_recompiles_total", facts.recompiles - before.recompiles, "guard")
+        self._add_if_any("ctj_compile_graph_breaks_total", facts.graph_breaks - before.graph_breaks, "any")
+        self._add_if_any("ctj_compile_failures_total", facts.failures - before.failures, "backend")
+        self._add_if_any("ctj_compile_cache_requests_total", facts.cache_hits - before.cache_hits, "hit")
+        self._add_if_any("ctj_compile_cache_requests_total", facts.cache_misses - before.cache_misses, "miss")
+        self._facts = facts
+        metrics.publish()
+
+    def _add_if_any(self, name: str, amount: int, label: str) -> None:
+        if amount:
+            self._metrics.add(name, amount, label=label)
+
+
+@contextmanager
+def telling(attempt: Attempt, *, run_dir: Path, folder: Path, ranks: Ranks) -> Iterator[Telemetry]:
+    """Open what this rank writes: progress if it is the pod's first, records if it is the job's first."""
+    with ExitStack() as stack:
+        pod = records = None
+        if ranks.local_rank == 0:
+            pod = stack.enter_context(ProgressWriter(run_dir, attempt=attempt.attempt, mode=attempt.mode))
+        if ranks.rank == 0:
+            records = RecordWriter(folder)
+            stack.callback(records.close)
+        yield Telemetry(
+            metrics=RankMetrics(run_dir, rank=ranks.rank),
+            pod=pod,
+            records=records,
+            device=ranks.device,
+            local_processes=ranks.local_world_size,
+        )
