@@ -73,12 +73,15 @@ def root_cause(marks: Iterable[Mark]) -> Mark | None:
 def ended_well(marks: Iterable[Mark], *, ranks: int) -> ExitCode | None:
     """Return DONE or STOPPED if the marks of all `ranks` say so, else None.
 
-    A stop needs one mark only: it is left after the checkpoint was committed, which takes every rank.
+    Beside STOPPED a lost peer does no harm: the mark is left after the checkpoint was committed. A silent rank does:
+    the agent asks the others to stop when one of them was killed.
     """
     kinds = [mark.kind for mark in marks]
+    if len(kinds) < ranks:
+        return None
     if ExitCode.STOPPED in kinds and set(kinds) <= {*_ENDED_WELL, ExitCode.PEER_LOST}:
         return ExitCode.STOPPED
-    return ExitCode.DONE if len(kinds) == ranks and set(kinds) == {ExitCode.DONE} else None
+    return ExitCode.DONE if set(kinds) == {ExitCode.DONE} else None
 
 
 def request_stop(run_dir: Path, reason: str) -> None:
