@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any
 
-from ctj_operator.cluster.backend import ClusterBackend, Surroundings
+from ctj_operator.cluster.backend import ClusterBackend
 from ctj_operator.cluster.caches import Children, JobCache, key_of
 from ctj_operator.cluster.client import JOBS, PODS, TRAINING_JOBS, ApiClient, log_in
 from ctj_operator.cluster.events import EventPoster
@@ -19,6 +19,7 @@ from ctj_operator.cluster.reflector import Reflector
 from ctj_operator.cluster.scrape import ProgressScraper
 from ctj_operator.cluster.settings import Settings
 from ctj_operator.cluster.shell import watch_jobs
+from ctj_operator.cluster.surroundings import Surroundings
 from ctj_operator.cluster.workers import Workers
 from ctj_operator.core.decision import Decision
 from ctj_operator.core.reconcile import reconcile
