@@ -51,7 +51,7 @@ def _first_sight(observed: Observed, now: float) -> Situation:
     planned = ladder.first_statuses(spec)
     situation = Situation(observed=observed, spec=spec, status=observed.status, now=now)
     if not situation.status.ladder:
-        return situation.change(ladder=planned, retry_token=spec.retry_token)
+        situation = situation.change(ladder=planned, retry_token=spec.retry_token)
     if [stage.name for stage in planned] != [stage.name for stage in situation.status.ladder]:
         raise SpecProblem("spec.ladder: stages cannot be renamed, added or removed once the job was seen")
     return _never_reuse_numbers(situation)

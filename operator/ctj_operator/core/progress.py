@@ -2,7 +2,7 @@
 
 from ctj_api.report import Progress
 from ctj_api.spec import Measurement
-from ctj_api.status import Condition, ConditionType, Status
+from ctj_api.status import Condition, ConditionStatus, ConditionType, Status
 from ctj_operator.core import ladder
 from ctj_operator.core.observed import Child
 from ctj_operator.core.situation import Situation, has_started, is_running
@@ -113,6 +113,16 @@ def _without_progress(status: Status) -> Status:
 
 
 def _without_doing(condition: Condition) -> Condition:
-    if condition.type is not ConditionType.PROGRESSING:
+    """Blank what may wait: what the trainer is just doing, and that a child asked for was seen with pending pods."""
+    if condition.type is ConditionType.ADMITTED and condition.status is ConditionStatus.FALSE:
         return condition
-    return condition.model_copy(update={"reason": "", "message": ""})
+    if condition.type is ConditionType.RUNNING and condition.status is ConditionStatus.TRUE:
+        return condition
+    blank: dict[str, object] = {"reason": "", "message": ""}
+    match condition.type:
+        case ConditionType.ADMITTED:
+            return condition.model_copy(update={**blank, "status": ConditionStatus.TRUE, "last_transition_time": ""})
+        case ConditionType.RUNNING | ConditionType.PROGRESSING:
+            return condition.model_copy(update=blank)
+        case _:
+            return condition
