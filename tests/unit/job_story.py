@@ -1,4 +1,4 @@
-"""One job's life told step by step to `decide`: children that do what the test says, and a clock that the test moves."""
+"""One job's life told step by step to `decide`: children that do what the test says, and a clock that it moves."""
 
 from dataclasses import replace
 from typing import Any

@@ -210,7 +210,7 @@ def test_the_active_deadline_counts_running_time_of_all_attempts_and_stops_with_
     decision = story.look(after=20)
     assert decision.requeue_after is not None
     assert decision.requeue_after <= 10
-    story.look(after=9)
+    story.look(after=10)
     assert story.control is not None
     assert story.control.stop is StopControl.CHECKPOINT
     story.ends(143, saved=12)
