@@ -93,3 +93,16 @@ def test_a_pod_that_goes_after_its_job_leaves_nothing_behind() -> None:
     assert len(children.pods.of_job(JOB_UID)) == 1  # it still runs
     children.pods.remove("pod-1")
     assert children.pods.of_job(JOB_UID) == []
+
+
+def test_pods_that_kueue_takes_from_a_suspended_job_are_no_evidence_of_failure() -> None:
+    children, _ = changes()
+    suspended = job_object(version=12)
+    suspended["spec"]["suspend"] = True
+    children.jobs.put(job_object())
+    children.pods.put(pod_object(uid="early"))
+    children.pods.remove("early")  # its event came before the Job's
+    children.pods.put(pod_object(uid="late"))
+    children.jobs.put(suspended)
+    children.pods.remove("late")
+    assert children.pods.of_job(JOB_UID) == []

@@ -71,6 +71,15 @@ def test_the_end_of_a_job_waits_a_moment_for_the_reports_of_its_pods() -> None:
     assert child.pods[0].report.step == 10
 
 
+def test_a_child_is_done_with_its_last_pod_but_fails_only_when_no_other_pod_can_come() -> None:
+    two = job_object()
+    two["spec"]["completions"] = 2
+    first = pod_object(uid="a", phase="Succeeded", **ended(0))
+    assert child_of(two, first).state is ChildState.ACTIVE
+    assert child_of(two, first, pod_object(uid="b", index=1, phase="Succeeded")).state is ChildState.SUCCEEDED
+    assert child_of(two, pod_object(phase="Failed", **ended(1))).state is ChildState.ACTIVE
+
+
 def test_pods_whose_job_is_gone_still_count_as_an_attempt_that_is_ending() -> None:
     child = child_of(pod_object(number=4))
     assert (child.attempt, child.state, child.deleting) == (4, ChildState.ACTIVE, True)

@@ -129,17 +129,17 @@ class RecordCache(Generic[R]):
 
 
 class PodCache(RecordCache[PodRecord]):
-    """Pods; one that is removed stays as evidence of its end for as long as its Job is there."""
+    """Pods; one that is removed stays as evidence of its end for as long as its Job is there and not suspended."""
 
-    def __init__(self, *, has_job: Callable[[PodRecord], bool], on_change: Callable[[str], None]):
+    def __init__(self, *, is_evidence: Callable[[PodRecord], bool], on_change: Callable[[str], None]):
         super().__init__(parse_pod, on_change=on_change)
-        self._has_job = has_job
+        self._is_evidence = is_evidence
 
     def remove(self, uid: str) -> None:
         """Keep the last words of a removed pod."""
         with self._lock:
             record = self._records.get(uid)
-            if record is None or not self._has_job(record):
+            if record is None or not self._is_evidence(record):
                 super().remove(uid)
                 return
             if record.gone:
@@ -157,11 +157,18 @@ class PodCache(RecordCache[PodRecord]):
 
 
 class ChildJobCache(RecordCache[JobRecord]):
-    """Jobs; with one that is removed, the remains of its pods go too."""
+    """Jobs; with one that is removed or suspended (Kueue takes its pods, no fault of theirs), the remains go too."""
 
     def __init__(self, *, forget_remains: Callable[[JobRecord], None], on_change: Callable[[str], None]):
         super().__init__(parse_job, on_change=on_change)
         self._forget_remains = forget_remains
+
+    def put(self, document: Document) -> None:
+        """Keep what is newer."""
+        super().put(document)
+        record = self._parse(document)
+        if record.suspended:
+            self._forget_remains(record)
 
     def remove(self, uid: str) -> None:
         """Forget a deleted Job and what was left of its pods."""
@@ -175,6 +182,10 @@ class ChildJobCache(RecordCache[JobRecord]):
         """Is the Job of this attempt there?"""
         return any(job.attempt == attempt for job in self.of_job(job_uid))
 
+    def keeps_remains(self, pod: PodRecord) -> bool:
+        """Is a removed pod of any interest?"""
+        return any(job.attempt == pod.attempt and not job.suspended for job in self.of_job(pod.job_uid))
+
 
 class Children:
     """Both caches of children, wired."""
@@ -183,7 +194,7 @@ class Children:
         self.jobs = ChildJobCache(
             forget_remains=lambda job: self.pods.forget_remains(job.job_uid, attempt=job.attempt), on_change=on_change
         )
-        self.pods = PodCache(has_job=lambda pod: self.jobs.has(pod.job_uid, attempt=pod.attempt), on_change=on_change)
+        self.pods = PodCache(is_evidence=self.jobs.keeps_remains, on_change=on_change)
 
 
 def _remember(removed: OrderedDict[str, None], uid: str) -> None:

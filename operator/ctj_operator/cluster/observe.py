@@ -87,7 +87,9 @@ def _build_orphan(attempt: int, *, pods: list[PodRecord]) -> Child:
 def _state(job: JobRecord, *, pods: list[PodRecord], now: float) -> ChildState:
     if any(pod.alive for pod in pods) or is_settling(job, pods=pods, now=now):
         return ChildState.ACTIVE
-    if job.complete:
+    # Every index done: no further pod will come, and the Job's own condition is a second or more behind.
+    done = {pod.index for pod in pods if pod.phase is PodPhase.SUCCEEDED}
+    if job.complete or len(done) == job.completions:
         return ChildState.SUCCEEDED
     return ChildState.FAILED if job.failed else ChildState.ACTIVE
 

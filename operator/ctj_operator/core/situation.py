@@ -141,8 +141,11 @@ def has_started(child: Child) -> bool:
 
 
 def is_running(child: Child) -> bool:
-    """Return whether any pod runs now."""
-    return child.state is ChildState.ACTIVE and any(pod.phase is PodPhase.RUNNING for pod in child.pods)
+    """Return whether any pod runs now, or all have just ended: the child's own end follows within a second or two."""
+    if child.state is not ChildState.ACTIVE or child.suspended or not child.pods:
+        return False
+    phases = [pod.phase for pod in child.pods]
+    return PodPhase.RUNNING in phases or PodPhase.PENDING not in phases
 
 
 def _bounded(remedies: list[Remedy]) -> list[Remedy]:
