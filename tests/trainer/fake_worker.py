@@ -42,7 +42,7 @@ class _Quiet:
     def __exit__(self, *error: object) -> None:
         return None
 
-    def update(self, **fields: object) -> None:
+    def update(self, **_: object) -> None:
         return None
 
 

@@ -131,12 +131,10 @@ def _fsdp_bytes(size: ModelSize, world: int, precision: Precision) -> int:
 
 
 def _zero3_bytes(size: ModelSize, world: int, precision: Precision) -> int:
-    """Working weights and an fp32 copy, gradients in the working type and in fp32 for the update, AdamW's state
-    (Rajbhandari et al. 2020, "ZeRO", section 3.1: 2 + 2 + 12 bytes; DeepSpeed keeps the fp32 copy in fp32 runs too),
-    and one gathered block with its gradient."""
+    """Shards of working weights, their fp32 copy, gradients and AdamW's state (Rajbhandari et al. 2020, "ZeRO", section
+    3.1: 2 + 2 + 12 bytes; DeepSpeed keeps the fp32 copy in fp32 runs too), and one gathered block with its gradient."""
     work = _BF16 if precision is Precision.BF16 else _FP32
-    per_trainable = _FP32 + 2 * _FP32 + _ADAM if work == _FP32 else _FP32 + work + _FP32 + _ADAM
-    sharded = (size.parameters * work + size.trainable * per_trainable) // world
+    sharded = (size.parameters * work + size.trainable * (work + _FP32 + _ADAM)) // world
     return sharded + (size.outside_blocks + 2 * size.largest_block) * work
 
 
