@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ctj_api.spec import Training
+from ctj_api.attempt import Attempt
 from ctj_trainer.batches import SampleOrder, micro_batches, step_seed
 from ctj_trainer.ranks import Ranks
 from ctj_trainer.recipe import Batch, Recipe, collate
@@ -39,15 +39,15 @@ class Gradients:
         prepared: Prepared,
         recipe: Recipe,
         *,
-        training: Training,
-        micro_batch_size: int,
+        attempt: Attempt,
         ranks: Ranks,
         eagerly: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._prepared = prepared
         self._recipe = recipe
+        training = attempt.training
         self._seed = training.seed
-        self._micro_batch_size = micro_batch_size
+        self._micro_batch_size = attempt.micro_batch_size
         self._ranks = ranks
         self._eagerly = eagerly
         self._order = SampleOrder(

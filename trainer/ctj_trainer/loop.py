@@ -6,7 +6,7 @@ ever changes its course between two collectives.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ctj_api.attempt import Attempt
@@ -47,14 +47,17 @@ class Parts:
 class Loop:
     """Runs the steps of one stage."""
 
-    def __init__(self, parts: Parts, *, resumed_at: int) -> None:
-        self._parts = parts
+    def __init__(
+        self, parts: Parts, *, resumed_at: int, history: Mapping[int, StepRecord], checkpoint: CheckpointRef | None
+    ) -> None:
+        self.parts = parts
         self._schedule = Schedule.of(parts.attempt.training)
         self._clip = float(parts.attempt.training.optimizer.gradient_clip)
         self._replay_until = parts.attempt.replay.to_step if parts.attempt.replay else 0
+        self.resumed_at = resumed_at
         self.step = resumed_at
-        self.records: dict[int, StepRecord] = {}
-        self.checkpoint: CheckpointRef | None = None
+        self.records = dict(history)
+        self.checkpoint = checkpoint
 
     def run(self) -> str:
         """Train to the end of the stage, or until asked to stop; returns why it stopped, empty at the end. Collective.
@@ -62,7 +65,7 @@ class Loop:
         Raises:
             NonFiniteError: training has diverged.
         """
-        parts = self._parts
+        parts = self.parts
         if parts.session.needs_probe and self.step < parts.attempt.window.end_step:
             parts.telemetry.phase(progress.PROBING)
             self._probe(self.step + 1)
@@ -74,7 +77,7 @@ class Loop:
         return ""
 
     def _one(self, step: int) -> str:
-        parts = self._parts
+        parts = self.parts
         began = time.perf_counter()
         facts_before = parts.session.facts
         parts.session.before_step(step)
@@ -110,7 +113,7 @@ class Loop:
 
     def _probe(self, step: int) -> None:
         """Compare the two forms on the first micro batch of the coming step."""
-        parts = self._parts
+        parts = self.parts
         batch = parts.gradients.batches_of(step)[:1]
 
         def run(seed: int) -> Outcome:
@@ -122,7 +125,7 @@ class Loop:
 
     def _vote(self, complaint: str) -> tuple[Request, str]:
         """Agree on what is asked. The texts are exchanged only where somebody asks for something."""
-        parts = self._parts
+        parts = self.parts
         mine = parts.requests.now()
         ballot = [bool(mine.stop), bool(mine.eager), bool(complaint), -mine.sequence]
         stop, eager, complaining, minus_sequence = parts.ranks.vote(ballot)
@@ -134,12 +137,12 @@ class Loop:
 
     def _update(self, loss: StepLoss, rate: float) -> float:
         if not math.isfinite(loss.loss):
-            self._parts.prepared.discard_gradients()
+            self.parts.prepared.discard_gradients()
             return math.nan
-        return self._parts.prepared.step(learning_rate=rate, clip=self._clip)
+        return self.parts.prepared.step(learning_rate=rate, clip=self._clip)
 
     def _publish(self, record: StepRecord, asked: Request) -> None:
-        parts = self._parts
+        parts = self.parts
         self.records[record.step] = record
         parts.telemetry.step(
             record,
@@ -157,7 +160,7 @@ class Loop:
 
     def _act(self, asked: Request, complaint: str) -> None:
         """Change course between two steps."""
-        parts = self._parts
+        parts = self.parts
         if parts.gradients.counts_by_forward:
             parts.notice(COUNTING_NOTICE)
         if parts.session.gave_up or not (complaint or asked.eager):
@@ -168,17 +171,17 @@ class Loop:
         self._announce()
 
     def _announce(self) -> None:
-        verdict = self._parts.session.verdict
-        if verdict is not None and self._parts.session.gave_up:
-            self._parts.notice(f"eager from step {self.step + 1} on: {verdict.reason}")
+        verdict = self.parts.session.verdict
+        if verdict is not None and self.parts.session.gave_up:
+            self.parts.notice(f"eager from step {self.step + 1} on: {verdict.reason}")
 
     def _is_save_due(self, step: int) -> bool:
-        attempt = self._parts.attempt
+        attempt = self.parts.attempt
         every = attempt.training.checkpoint.every_steps
         return step % every == 0 or step in attempt.window.save_at or step == attempt.window.end_step
 
     def _save(self, step: int) -> None:
-        parts = self._parts
+        parts = self.parts
         parts.telemetry.phase(progress.SAVING)
         began = time.perf_counter()
         self.checkpoint = parts.checkpoints.save(

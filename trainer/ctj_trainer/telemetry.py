@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import torch
-
 from ctj_api.attempt import Attempt, Mode
 from ctj_trainer import progress
 from ctj_trainer.compile.watch import CompileFacts
@@ -23,17 +21,18 @@ class Telemetry:
     def __init__(
         self,
         *,
-        metrics: RankMetrics,
+        run_dir: Path,
+        ranks: Ranks,
         pod: ProgressWriter | None,
         records: RecordWriter | None,
-        device: torch.device,
-        local_processes: int,
     ) -> None:
-        self._metrics = metrics
+        self._metrics = RankMetrics(run_dir, rank=ranks.rank)
+        self._run_dir = run_dir
+        self._rank = ranks.rank
+        self._device = ranks.device
+        self._local_processes = ranks.local_world_size
         self._pod = pod
         self._records = records
-        self._device = device
-        self._local_processes = local_processes
         self._phase = progress.STARTING
         self._facts = CompileFacts()
 
@@ -42,9 +41,15 @@ class Telemetry:
         self._phase = phase
         self._tell(phase=phase)
 
-    def compiling(self, is_compiling: bool) -> None:
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
         """Tell peers and supervisor that a long silence is a compilation."""
-        self._tell(phase=progress.COMPILING if is_compiling else self._phase)
+        with progress.compiling(self._run_dir, rank=self._rank):
+            self._tell(phase=progress.COMPILING)
+            try:
+                yield
+            finally:
+                self._tell(phase=self._phase)
 
     def memory(self) -> MemoryUse:
         """Memory of this rank now."""
@@ -130,10 +135,4 @@ def telling(attempt: Attempt, *, run_dir: Path, folder: Path, ranks: Ranks) -> I
         if ranks.rank == 0:
             records = RecordWriter(folder)
             stack.callback(records.close)
-        yield Telemetry(
-            metrics=RankMetrics(run_dir, rank=ranks.rank),
-            pod=pod,
-            records=records,
-            device=ranks.device,
-            local_processes=ranks.local_world_size,
-        )
+        yield Telemetry(run_dir=run_dir, ranks=ranks, pod=pod, records=records)

@@ -7,7 +7,7 @@ whole process, so they are restored on leaving.
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -32,8 +32,8 @@ class CompileGuard:
 
 
 @contextmanager
-def guarded(*, on_compiling: Callable[[bool], None]) -> Iterator[CompileGuard]:
-    """Survive compile failures inside; tell `on_compiling` when a compilation begins and ends."""
+def guarded(*, on_compiling: Callable[[], AbstractContextManager[None]]) -> Iterator[CompileGuard]:
+    """Survive compile failures inside; `on_compiling()` is entered for the time of each compilation."""
     import torch._dynamo.config as dynamo
     import torch._functorch.config as functorch
     from torch._dynamo.callback import callback_handler
@@ -41,11 +41,13 @@ def guarded(*, on_compiling: Callable[[bool], None]) -> Iterator[CompileGuard]:
     # A private name: without it a lazy backward may fail after gradients were reduced. Better not to start.
     assert hasattr(functorch, "force_non_lazy_backward_lowering"), "this torch cannot compile backward with forward"
 
+    running = ExitStack()
+
     def started(_: Any) -> None:
-        on_compiling(True)
+        running.enter_context(on_compiling())
 
     def ended(_: Any) -> None:
-        on_compiling(False)
+        running.close()
 
     with ExitStack() as stack:
         stack.enter_context(dynamo.patch(suppress_errors=True))
