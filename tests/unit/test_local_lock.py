@@ -17,7 +17,8 @@ import os, subprocess, sys
 from pathlib import Path
 from ctj_operator.local.lock import hold
 with hold(Path(sys.argv[1]), command="ctj run old.yaml") as descriptor:
-    heir = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], stdout=subprocess.DEVNULL, pass_fds=(descriptor,))
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    heir = subprocess.Popen(sleep, stdout=subprocess.DEVNULL, pass_fds=(descriptor,))
     print(heir.pid, flush=True)
     os._exit(1)
 """

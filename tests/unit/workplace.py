@@ -1,7 +1,6 @@
 """A folder to run jobs in, with a stand-in where the supervisor would be: the one seam of the local backend."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+
+from ctj_operator.cli.main import main
 
 STAND_IN = Path(__file__).with_name("stand_in_supervisor.py")
 _PYTHON = """#!/bin/sh
@@ -49,19 +51,19 @@ class Ended:
 
 
 class Workplace:
-    """Runs `ctj` as a process in a folder of its own."""
+    """Runs `ctj` in a folder of its own: in this process, or as one that can be killed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.folder = folder
+        self._monkeypatch = monkeypatch
+        self._capsys = capsys
         self.job_folder = folder / "ctj-runs" / "tiny"
         self.python = folder / "python-with-trainer"
         self.python.write_text(_PYTHON.format(python=sys.executable, stand_in=STAND_IN))
         self.python.chmod(0o755)
-        self.environment = {
-            **os.environ,
-            "CTJ_TRAINER_PYTHON": str(self.python),
-            "XDG_CACHE_HOME": str(folder / "cache"),
-        }
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("CTJ_TRAINER_PYTHON", str(self.python))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
 
     def write_job(self, **spec: Any) -> Path:
         """Write `job.yaml`."""
@@ -70,21 +72,22 @@ class Workplace:
         return path
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start `ctj ARGUMENTS`."""
+        """Start `ctj ARGUMENTS` as a process."""
         return subprocess.Popen(
             [sys.executable, "-m", "ctj_operator.cli.main", *arguments],
-            cwd=self.folder,
-            env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
     def ctj(self, *arguments: str) -> Ended:
-        """Run `ctj ARGUMENTS` to its end."""
-        process = self.start(*arguments)
-        out, err = process.communicate(timeout=60)
-        return Ended(code=process.returncode, out=out, err=err)
+        """Run `ctj ARGUMENTS` to its end, here: its imports are paid for once."""
+        self._monkeypatch.setattr(sys, "argv", ["ctj", *arguments])
+        self._capsys.readouterr()
+        with pytest.raises(SystemExit) as exited:
+            main()
+        out, err = self._capsys.readouterr()
+        return Ended(code=int(exited.value.code or 0), out=out, err=err)
 
     def status(self) -> dict[str, Any]:
         """Return the stored status."""

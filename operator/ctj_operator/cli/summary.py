@@ -63,7 +63,7 @@ def closing(store: Store, outcome: RunExit, *, command: str) -> Closing:
         headline=_headline(content, outcome),
         stages=stage_summaries(content),
         details=tuple(explain.next_steps(store, status, outcome, command=command)),
-        report=write_report(store),
+        report=None if outcome is RunExit.STOPPED else write_report(store),  # who stops a run wants to be out
         export=export if outcome is RunExit.SUCCEEDED and export.exists() else None,
     )
 
