@@ -1,4 +1,4 @@
-"""Two processes joined by gloo that run test functions on request: importing torch and DeepSpeed costs once, not per case.
+"""Two processes joined by gloo that run test functions on request: torch and DeepSpeed are imported once, not per case.
 
 `python rank_pair.py RANK WORLD PORT` is one of them; it reads (file, function, keywords) from stdin and answers on the
 descriptor that was its stdout. The fixture `ranks` of conftest.py is the other side.

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,7 @@ class Trained:
 @contextmanager
 def trained(strategy: Strategy, *, of: Recipe | None = None, **changes: Any) -> Iterator[Trained]:
     """A model ready to train; under `single` each rank of a pair has its own."""
+    group_of(strategy)  # made by all ranks together, though not all of them may save
     chosen, settings = of or recipe(), training(**changes)
     prepared = prepare(
         strategy, chosen, training=settings, micro_batch_size=settings.micro_batch_size, device=CPU, place=None
@@ -118,8 +120,9 @@ _groups: list[dist.ProcessGroup] = []
 def group_of(strategy: Strategy) -> dist.ProcessGroup:
     """All ranks, or each rank for itself."""
     if not _groups:
-        each = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
-        _groups.extend([dist.new_group(), each[dist.get_rank()]])
+        limit = timedelta(seconds=60)
+        each = [dist.new_group([rank], timeout=limit) for rank in range(dist.get_world_size())]
+        _groups.extend([dist.new_group(timeout=limit), each[dist.get_rank()]])
     return _groups[1] if strategy is Strategy.SINGLE else _groups[0]
 
 

@@ -40,18 +40,13 @@ def build(config: dict[str, Any], context: RecipeContext) -> Recipe:
 
 def build_model(shape: LlamaShape, weights: Path | None) -> Llama:
     """Build on the default device: under `meta` empty, else from weights or from the current RNG."""
-    target = torch.get_default_device()
-    with torch.device("meta"):  # torch's own initialisation would be thrown away
-        model = Llama(shape)
-    if target.type == "meta":
+    model = Llama(shape)
+    if torch.get_default_device().type == "meta":
         return model
-    model.to_empty(device=target)
-    model.tie()
     if weights is None:
         model.initialise()
     else:
         load_into(model, weights)
-        model.refresh_buffers()
     return model
 
 

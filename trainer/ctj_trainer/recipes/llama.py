@@ -33,6 +33,21 @@ class LlamaShape:
     initial_deviation: float = INITIAL_DEVIATION
 
 
+class Linear(nn.Linear):
+    """A linear layer left empty: `Llama.initialise` or a file fills it. (torch's own filling costs time twice over, and
+    on the meta device imports the whole compiler.)"""
+
+    def reset_parameters(self) -> None:
+        """Leave the memory as it is."""
+
+
+class Embedding(nn.Embedding):
+    """An embedding left empty, likewise."""
+
+    def reset_parameters(self) -> None:
+        """Leave the memory as it is."""
+
+
 class RmsNorm(nn.Module):
     """Root mean square norm, computed in fp32."""
 
@@ -55,10 +70,10 @@ class Attention(nn.Module):
         super().__init__()
         self.head_size = shape.head_size
         self.grouped = shape.heads != shape.key_value_heads
-        self.q_proj = nn.Linear(shape.hidden_size, shape.heads * shape.head_size, bias=False)
-        self.k_proj = nn.Linear(shape.hidden_size, shape.key_value_heads * shape.head_size, bias=False)
-        self.v_proj = nn.Linear(shape.hidden_size, shape.key_value_heads * shape.head_size, bias=False)
-        self.o_proj = nn.Linear(shape.heads * shape.head_size, shape.hidden_size, bias=False)
+        self.q_proj = Linear(shape.hidden_size, shape.heads * shape.head_size, bias=False)
+        self.k_proj = Linear(shape.hidden_size, shape.key_value_heads * shape.head_size, bias=False)
+        self.v_proj = Linear(shape.hidden_size, shape.key_value_heads * shape.head_size, bias=False)
+        self.o_proj = Linear(shape.heads * shape.head_size, shape.hidden_size, bias=False)
 
     def forward(self, hidden: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """Attend over hidden [batch, length, size]."""
@@ -77,9 +92,9 @@ class Mlp(nn.Module):
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+        self.gate_proj = Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.up_proj = Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.down_proj = Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Feed forward."""
@@ -110,7 +125,7 @@ class Trunk(nn.Module):
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.shape = shape
-        self.embed_tokens = nn.Embedding(shape.vocabulary_size, shape.hidden_size)
+        self.embed_tokens = Embedding(shape.vocabulary_size, shape.hidden_size)
         self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = RmsNorm(shape.hidden_size, epsilon=shape.norm_epsilon)
         self.register_buffer("frequencies", rope_frequencies(shape), persistent=False)
@@ -136,12 +151,8 @@ class Llama(nn.Module):
         super().__init__()
         self.shape = shape
         self.model = Trunk(shape)
-        self.lm_head = nn.Linear(shape.hidden_size, shape.vocabulary_size, bias=False)
-        self.tie()
-
-    def tie(self) -> None:
-        """Make embedding and output layer one tensor where the shape says so (moving off meta parts them)."""
-        if self.shape.tie_embeddings:
+        self.lm_head = Linear(shape.hidden_size, shape.vocabulary_size, bias=False)
+        if shape.tie_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -151,18 +162,12 @@ class Llama(nn.Module):
 
     @torch.no_grad()
     def initialise(self) -> None:
-        """Fill every parameter and buffer from the current RNG, in the order of the names."""
+        """Fill every parameter from the current RNG, in the order of the names."""
         for parameter in self.parameters():
             if parameter.dim() == 1:
                 parameter.fill_(1.0)
             else:
                 nn.init.normal_(parameter, std=self.shape.initial_deviation)
-        self.refresh_buffers()
-
-    @torch.no_grad()
-    def refresh_buffers(self) -> None:
-        """Recompute what no checkpoint holds."""
-        self.model.frequencies.copy_(rope_frequencies(self.shape))
 
 
 def rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
