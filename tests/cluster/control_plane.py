@@ -10,13 +10,16 @@ import os
 import secrets
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from tests.cluster import binaries, process
 
@@ -64,9 +67,18 @@ class ControlPlane:
         command = [str(self.bin / "kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments]
         return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120, check=False)
 
-    def get(self, *arguments: str) -> Any:
-        """Return `kubectl get ... -o json` as a value."""
-        return json.loads(self.kubectl("get", *arguments, "-o", "json"))
+    def read(self, path: str, **query: str) -> Any:
+        """Return an object or a list by its path in the API; 5 ms, where kubectl takes 100 of the trainers' time.
+
+        Raises:
+            urllib.error.HTTPError: the API server refuses or has nothing there.
+        """
+        login = json.loads(self.kubeconfig.read_text())
+        trust = ssl.create_default_context(cafile=login["clusters"][0]["cluster"]["certificate-authority"])
+        headers = {"Authorization": f"Bearer {login['users'][0]['user']['token']}"}
+        request = urllib.request.Request(f"{self.url}{path}?{urlencode(query)}", headers=headers)
+        with urllib.request.urlopen(request, context=trust, timeout=30) as answer:
+            return json.load(answer)
 
     def apply(self, *documents: dict[str, Any]) -> None:
         """Apply objects given as values."""

@@ -3,7 +3,8 @@
 from typing import Any
 
 from tests.cluster.cluster import Cluster, wait_until
-from tests.cluster.operators import Operator, scripted_job, submit
+from tests.cluster.jobs import scripted_job, submit
+from tests.cluster.operators import Operator
 
 
 def failed(status: dict[str, Any]) -> dict[str, Any]:
@@ -32,12 +33,10 @@ def test_attempts_survive_a_restart_of_the_operator_and_the_deletion_of_pods(
     script = {"exits": {"1": 137, "3": 137}, "stepSeconds": 0.1}
     document = scripted_job("counted", steps=10_000, script=script, restart={"maxFailures": 1})
     job = submit(cluster, namespace, document)
-    second = job.wait_for_pod(but="")
-    wait_until("the second attempt", lambda: job.status()["attempt"] == 2)
+    wait_until("the second attempt", lambda: list(job.checkpoints().glob("attempt-00002/*")))
     operator.stop()
     cluster.plane.kubectl("-n", namespace, "delete", "pods", "--all", "--wait=false")
     operator.start()
-    
     status = job.wait_for("Failed")  # the third attempt fails again; the deleted pod was a disruption
     assert (status["attempt"], status["restarts"]["failures"], status["restarts"]["disruptions"]) == (3, 1, 1)
 

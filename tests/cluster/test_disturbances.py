@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from tests.cluster.cluster import Cluster
-from tests.cluster.operators import Operator, TrainingJob, submit
+from tests.cluster.jobs import TrainingJob, small_job, submit
+from tests.cluster.operators import Operator
 
 from ctj_api import names
 from ctj_api.report import Progress
@@ -24,34 +25,6 @@ PER_RUN = 4
 RELATIVE = 1e-5
 STEPS, CANARY = 24, 10
 KINDS = ("pod", "job", "operator")
-
-
-def small_job(name: str) -> dict[str, Any]:
-    """Build a job that trains two stages in seconds; eager backend, so that moments fall in training, not in C++."""
-    model = {"hiddenSize": 32, "layers": 2, "heads": 2}
-    return {
-        "apiVersion": names.API_VERSION,
-        "kind": names.KIND,
-        "metadata": {"name": name},
-        "spec": {
-            "recipe": {
-                "name": "causal_lm",
-                "config": {"model": model, "data": {"builtin": "python-stdlib", "sequenceLength": 32}},
-            },
-            "training": {
-                "steps": STEPS,
-                "globalBatchSize": 8,
-                "microBatchSize": 4,
-                "checkpoint": {"everySteps": 4, "keep": 2},
-            },
-            "ladder": [
-                {"name": "one", "strategy": "single", "steps": CANARY},
-                {"name": "two", "strategy": "ddp", "processesPerNode": 2},
-            ],
-            "compile": {"backend": "aot_eager", "keep": "IfCorrect"},
-            "restart": {"maxFailures": 10, "maxDisruptions": 50},
-        },
-    }
 
 
 @dataclass(frozen=True)
@@ -140,7 +113,7 @@ def undisturbed(cluster: Cluster) -> Iterator[float]:
     operator = Operator(cluster, namespace, cluster.plane.kubeconfig)
     operator.start()
     try:
-        yield train(submit(cluster, namespace, small_job("calm")), operator, "pod", [])[1]
+        yield train(submit(cluster, namespace, small_job("calm", steps=STEPS, canary=CANARY)), operator, "pod", [])[1]
     finally:
         operator.stop()
         cluster.plane.kubectl("delete", "namespace", namespace, "--wait=false")
@@ -160,6 +133,8 @@ def runs() -> list[Any]:
 def test_the_result_is_that_of_an_undisturbed_run(
     *, cluster: Cluster, namespace: str, operator: Operator, undisturbed: float, kind: str, moments: list[Moment]
 ) -> None:
-    struck, loss = train(submit(cluster, namespace, small_job("struck")), operator, kind, moments)
+    struck, loss = train(
+        submit(cluster, namespace, small_job("struck", steps=STEPS, canary=CANARY)), operator, kind, moments
+    )
     assert struck == len(moments), "the job was over before every moment came: the moments are no longer spread over it"
     assert loss == pytest.approx(undisturbed, rel=RELATIVE)

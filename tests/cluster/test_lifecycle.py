@@ -1,7 +1,8 @@
 """A job's life on a real API server: it ends once, and every end is final."""
 
 from tests.cluster.cluster import Cluster, wait_until
-from tests.cluster.operators import Operator, scripted_job, submit
+from tests.cluster.jobs import scripted_job, submit
+from tests.cluster.operators import Operator
 
 from ctj_api import names
 
@@ -53,7 +54,7 @@ def test_a_finished_job_goes_after_its_own_time_to_live(cluster: Cluster, namesp
     wait_until("a child", job.children)
     wait_until(
         "the removal of job and children",
-        lambda: not cluster.plane.get(names.PLURAL, "-n", namespace)["items"] and not job.children(),
+        lambda: not cluster.plane.kubectl("-n", namespace, "get", names.PLURAL, "-o", "name") and not job.children(),
         seconds=30,
     )
     assert len(list(job.writes("create", "jobs"))) == 1

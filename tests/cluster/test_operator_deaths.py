@@ -5,7 +5,8 @@ import signal
 import time
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.operators import Operator, TrainingJob, scripted_job, submit
+from tests.cluster.jobs import TrainingJob, scripted_job, submit
+from tests.cluster.operators import Operator
 from tests.cluster.writes import deadly_api
 
 LIMIT_SECONDS = 240

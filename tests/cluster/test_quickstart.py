@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.cluster.cluster import Cluster
-from tests.cluster.operators import Operator, TrainingJob
+from tests.cluster.jobs import TrainingJob
+from tests.cluster.operators import Operator
 
 from ctj_api import names
 

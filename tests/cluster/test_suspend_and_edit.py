@@ -3,7 +3,8 @@
 from typing import Any
 
 from tests.cluster.cluster import Cluster, wait_until
-from tests.cluster.operators import Operator, TrainingJob, refused, scripted_job, submit
+from tests.cluster.jobs import TrainingJob, refused, scripted_job, submit
+from tests.cluster.operators import Operator
 
 from ctj_api import names
 
