@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 import threading
 import time
@@ -37,9 +38,7 @@ class Operator:
 
     def __init__(self, settings: Settings):
         self._settings = settings
-        self._lost = False
         self._synced = False
-        self._stop: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         credentials = self._credentials = log_in(settings.kubeconfig)
         self._queue = WorkQueue()
         self._jobs = JobCache()
@@ -56,7 +55,7 @@ class Operator:
             seconds=settings.lease_seconds,
         )
         plain = ApiClient(credentials, connections=2, observe_request=self._metrics.observe_request)
-        self._leadership = Leadership(plain, lease, on_lost=self._on_lost)
+        self._leadership = Leadership(plain, lease, on_lost=_leave)
         self._client = ApiClient(
             credentials,
             connections=connections,
@@ -100,14 +99,13 @@ class Operator:
             self._scraper.start()
             self._workers.start()
             threading.Thread(target=self._resync, name="resync", daemon=True).start()
-            asyncio.run(self._watch())
+            asyncio.run(watch_jobs(self._credentials, namespaces=self._settings.namespaces, on_event=self._see))
         finally:
             finished = self._workers.stop(seconds=_FINISH_SECONDS)
             self._poster.stop(seconds=2.0)
-            if not self._lost:
-                self._leadership.release()
+            self._leadership.release()
         logger.info("stopped%s", "" if finished else "; some passes did not end in time")
-        return 1 if self._lost else 0
+        return 0
 
     def _fill_caches(self) -> None:
         """List everything once before anything is decided; kopf's own listing (460 a second) brings nothing new."""
@@ -128,13 +126,6 @@ class Operator:
                 self._see(None, document)
         self._synced = True
         logger.info("caches filled in %.2f s: %s jobs", time.monotonic() - started, len(self._jobs.all()))
-
-    async def _watch(self) -> None:
-        stop = asyncio.Event()
-        self._stop = (asyncio.get_running_loop(), stop)
-        if self._lost:
-            return
-        await watch_jobs(self._credentials, namespaces=self._settings.namespaces, on_event=self._see, stop=stop)
 
     def _see(self, kind: str | None, document: Document) -> None:
         """Take in one object from a listing or a watch; what we wrote ourselves is known already."""
@@ -160,12 +151,6 @@ class Operator:
     def _is_leading(self) -> bool:
         return self._leadership.is_held()
 
-    def _on_lost(self) -> None:
-        self._lost = True
-        if self._stop:
-            loop, stop = self._stop
-            loop.call_soon_threadsafe(stop.set)
-
     def _heard_at(self) -> dict[str, float]:
         offset = time.time() - time.monotonic()
         return {reflector.resource.plural: reflector.heard_at + offset for reflector in self._reflectors}
@@ -177,3 +162,9 @@ class Operator:
 
     def _unready(self) -> str:
         return "caches are being filled" if self._is_leading() and not self._synced else ""
+
+
+def _leave() -> None:
+    """Another process may be leading by now: nothing may be finished, flushed or released. The pod is started again."""
+    logging.shutdown()
+    os._exit(1)

@@ -3,7 +3,6 @@
 No finalizer, no annotation, no peering, no posted log lines: kopf writes nothing to the API server.
 """
 
-import asyncio
 import random
 from collections.abc import Callable
 from typing import Any
@@ -23,9 +22,11 @@ async def watch_jobs(
     *,
     namespaces: tuple[str, ...],
     on_event: Callable[[str | None, Document], None],
-    stop: asyncio.Event,
 ) -> None:
-    """Run kopf until SIGTERM, SIGINT or `stop`; `on_event` gets the type (None: listed) and the object."""
+    """Run kopf until SIGTERM or SIGINT; `on_event` gets the type (None: listed) and the object.
+
+    Without a stop flag: kopf leaves its waiter behind, and then waits 5 s for it at every stop.
+    """
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
@@ -50,7 +51,6 @@ async def watch_jobs(
         standalone=True,
         namespaces=namespaces,
         clusterwide=not namespaces,
-        stop_flag=stop,
     )
 
 
