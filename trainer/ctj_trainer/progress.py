@@ -7,8 +7,7 @@ a dead process stops renewing; a hung one renews without its step or phase movin
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -91,16 +90,15 @@ def read_progress(run_dir: Path) -> Progress | None:
         return None
 
 
-@contextmanager
-def compiling(run_dir: Path, *, rank: int) -> Iterator[None]:
-    """Say that this rank compiles, also in the middle of training: the others wait for it and are not hung."""
+def say_compiling(run_dir: Path, *, rank: int, active: bool) -> None:
+    """Say that this rank compiles, or no longer, also in the middle of training: the others wait for it and are not
+    hung."""
     flag = run_dir / f"compiling-{rank}"
     with suppress(OSError):
-        flag.touch()
-    try:
-        yield
-    finally:
-        flag.unlink(missing_ok=True)
+        if active:
+            flag.touch()
+        else:
+            flag.unlink(missing_ok=True)
 
 
 def anyone_compiling(run_dir: Path) -> bool:

@@ -14,15 +14,17 @@ _LOG = re.compile(r"attempt_\d+/(\d+)/(?:stdout|stderr)\.log$")
 class WorkerLogs:
     """Follow every worker's stdout and stderr below torchrun's log folder, and the agent's own log quietly."""
 
-    def __init__(self, folder: Path, *, global_rank: Callable[[int], int]) -> None:
+    def __init__(self, folder: Path, *, processes: int, global_rank: Callable[[int], int]) -> None:
         self._folder = folder
+        self._files = 2 * processes
         self._global_rank = global_rank
         self._followed: dict[Path, _Follower] = {}
         self._last: dict[int, deque[str]] = {}
 
     def pump(self) -> None:
         """Copy what is new."""
-        self._discover()
+        if len(self._followed) < self._files:
+            self._discover()
         for follower in self._followed.values():
             for line in follower.new_lines():
                 self._last[follower.rank].append(line)

@@ -57,7 +57,9 @@ class Supervisor:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._control = ControlFile(settings.control_file, attempt=settings.attempt.attempt)
-        self._logs = WorkerLogs(settings.run_dir / launch.LOGS, global_rank=settings.global_rank)
+        self._logs = WorkerLogs(
+            settings.run_dir / launch.LOGS, processes=settings.local_processes, global_rank=settings.global_rank
+        )
         self._notices: list[str] = []
         self._stop: Stop | None = None
         limits = Limits(
@@ -80,7 +82,7 @@ class Supervisor:
         end = self._watch_over(agent)
         if end is not None:
             end = self._end_workers(agent, end)
-        code = _exit_code_of(agent)
+        code = agent.wait()
         processes.end_descendants()
         self._logs.finish()
         outcome = self._hold(self._judge(code, end))
@@ -239,10 +241,6 @@ def _write_termination(path: Path | None, report: Report) -> None:
         path.write_bytes(ending.fit(report))
     except OSError as error:
         _say(f"the termination message could not be written to {path}: {error.strerror}")
-
-
-def _exit_code_of(agent: "subprocess.Popen[bytes]") -> int:
-    return agent.wait()
 
 
 def _first_frames(stacks: dict[int, str]) -> str:
