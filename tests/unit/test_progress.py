@@ -9,7 +9,7 @@ from ctj_api.attempt import Mode
 from ctj_api.control import Control, StopControl
 from ctj_trainer import progress
 from ctj_trainer.controls import ControlFile
-from ctj_trainer.progress import ProgressWriter, anyone_compiling, clear_progress, read_progress, say_compiling
+from ctj_trainer.progress import ProgressWriter, anyone_compiling, clear_progress, compiling, read_progress
 
 
 def test_a_new_phase_is_seen_at_once_and_the_last_step_at_the_end(tmp_path: Path) -> None:
@@ -44,9 +44,8 @@ def test_a_folder_without_progress_says_nothing(tmp_path: Path) -> None:
 
 
 def test_any_rank_may_say_that_it_compiles(tmp_path: Path) -> None:
-    say_compiling(tmp_path, rank=1, active=True)
-    assert anyone_compiling(tmp_path)
-    say_compiling(tmp_path, rank=1, active=False)
+    with compiling(tmp_path, rank=1):
+        assert anyone_compiling(tmp_path)
     assert not anyone_compiling(tmp_path)
 
 

@@ -7,7 +7,8 @@ a dead process stops renewing; a hung one renews without its step or phase movin
 import os
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -90,14 +91,16 @@ def read_progress(run_dir: Path) -> Progress | None:
         return None
 
 
-def say_compiling(run_dir: Path, *, rank: int, active: bool) -> None:
-    """Say that this rank compiles, or no longer, also in the middle of training: the others wait for it and are not
-    hung."""
+@contextmanager
+def compiling(run_dir: Path, *, rank: int) -> Iterator[None]:
+    """Say that this rank compiles, also in the middle of training: the others wait for it and are not hung."""
     flag = run_dir / f"compiling-{rank}"
     with suppress(OSError):
-        if active:
-            flag.touch()
-        else:
+        flag.touch()
+    try:
+        yield
+    finally:
+        with suppress(OSError):
             flag.unlink(missing_ok=True)
 
 
