@@ -244,6 +244,18 @@ def test_a_stop_before_the_first_step_does_not_wait_for_the_compiler(pod: MakePo
     assert compiling.alive() == []
 
 
+def test_a_stop_before_anything_started_is_not_lost(pod: MakePod) -> None:
+    early = pod({"*": FOREVER}).start()
+    assert early.process is not None
+    status = Path(f"/proc/{early.process.pid}/status")
+    blocked = 1 << (signal.SIGTERM - 1)
+    early.until(lambda: bool(int(status.read_text().partition("SigBlk:")[2].split()[0], 16) & blocked))
+
+    early.process.terminate()
+    assert early.wait() == ExitCode.STOPPED
+    assert early.report.failure is None
+
+
 def test_the_pod_with_the_cause_ends_before_its_victim(pod: MakePod) -> None:
     hold = {"CTJ_PEER_LOST_HOLD_SECONDS": "4"}
     plan = {

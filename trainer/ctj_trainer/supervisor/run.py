@@ -74,6 +74,8 @@ class Supervisor:
         """Run to the end and return the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        # Held back since the first line; children would inherit the block.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
         compile_cache, notice = launch.prepare_compile_cache(self._settings.cache_dir)
         for text in (notice, serve(self._settings)):
             if text is not None:
