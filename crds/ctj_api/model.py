@@ -31,6 +31,7 @@ DurationString = Annotated[str, Field(pattern=_DURATION, max_length=32)]
 FigureString = Annotated[str, Field(pattern=r"^(-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?|NaN|-?Infinity)$", max_length=32)]
 DnsLabel = Annotated[str, Field(pattern=_DNS_LABEL, min_length=1, max_length=40)]
 
+
 class Contract(BaseModel):
     """Base of everything that crosses a process boundary."""
 

@@ -4,7 +4,7 @@ import copy
 import re
 from typing import Any
 
-from ctj_api.checks.problem import Problem, SpecError, child_path, show
+from ctj_api.checks.problem import Problem, SpecError, show
 
 _PART = re.compile(r"([^.\[\]=]+)|\[([^\[\]]+)\]")
 _PATH = re.compile(r"[^.\[\]=]+(\.[^.\[\]=]+|\[[^\[\]]+\])*")

@@ -24,7 +24,9 @@ class CompileVerdict(Contract):
     """Compiled or eager, decided once per stage by the trainer and kept with the attempt's checkpoints."""
 
     mode: Mode
-    reason: Annotated[str, Field(max_length=512, description="Correct and 1.21x faster; probe loss differs by ...; ...")]
+    reason: Annotated[
+        str, Field(max_length=512, description="Correct and 1.21x faster; probe loss differs by ...; ...")
+    ]
     probe_loss_relative: float | None = None
     probe_grad_norm_relative: float | None = None
     eager_step_seconds: float | None = None
@@ -64,7 +66,9 @@ class Report(Contract):
     compile: CompileVerdict | None = None
     memory: Annotated[list[MemoryPrediction], Field(default_factory=list)]
     failure: Failure | None = None
-    notices: Annotated[list[str], Field(default_factory=list, max_length=8, description="Loud fallbacks: what, and the cure.")]
+    notices: Annotated[
+        list[str], Field(default_factory=list, max_length=8, description="Loud fallbacks: what, and the cure.")
+    ]
 
 
 class Progress(Contract):
@@ -72,7 +76,9 @@ class Progress(Contract):
 
     attempt: Annotated[int, Field(ge=1)]
     step: Annotated[int, Field(ge=0)]
-    phase: Annotated[str, Field(description="Starting, Loading, Compiling, Probing, Training, Saving, Exporting, Done.")]
+    phase: Annotated[
+        str, Field(description="Starting, Loading, Compiling, Probing, Training, Saving, Exporting, Done.")
+    ]
     mode: Mode
     loss: float | None = None
     grad_norm: float | None = None

@@ -126,7 +126,7 @@ def _admit(document: Any, *, old: dict[str, Any] | None) -> tuple[dict[str, Any]
     problems = identity_problems(admitted)
     if "kind" in admitted and admitted["kind"] != names.KIND:
         return admitted, problems  # of another kind: nothing else we say would help
-    problems += metadata_problems(admitted)
+    problems += metadata_problems(admitted, is_new=old is None)
     metadata = admitted.pop("metadata")
     problems += drop_unknown_fields(admitted, schema)
     admitted.pop("status", None)  # a subresource: what is sent with the job is ignored
@@ -136,7 +136,9 @@ def _admit(document: Any, *, old: dict[str, Any] | None) -> tuple[dict[str, Any]
     stored = _completed(old) if old is not None else None
     if stored is not None and "status" in stored:
         admitted["status"] = stored["status"]
-    problems += rule_problems(admitted, old=stored, complete=not problems)
+    said = {problem.path for problem in problems}
+    broken = rule_problems(admitted, old=stored, complete=not problems)
+    problems += [problem for problem in broken if problem.path not in said]
     return admitted, [*problems, *_size_problems(document)]
 
 

@@ -12,6 +12,9 @@ from celpy.evaluation import CELEvalError
 from ctj_api.checks.problem import MISSING, Problem, child_path, show
 from ctj_api.rules import ALL_RULES, Rule
 
+# cel-python lets some errors of Python through where types do not fit.
+_EVALUATION_ERRORS = (CELEvalError, TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError)
+
 
 def rule_problems(document: dict[str, Any], *, old: dict[str, Any] | None, complete: bool) -> list[Problem]:
     """Return every violated rule of a defaulted document.
@@ -37,7 +40,7 @@ def _check(rule: Rule, path: str, value: Any, before: Any, *, complete: bool) ->
     try:
         if _program(rule.cel).evaluate(activation):
             return None
-    except CELEvalError:
+    except _EVALUATION_ERRORS:
         if not complete:
             return None
     what, _, remedy = _message(rule, activation).rpartition("; ")
@@ -55,7 +58,7 @@ def _message(rule: Rule, activation: dict[str, Any]) -> str:
     if rule.message_cel:
         try:
             return str(_program(rule.message_cel).evaluate(activation))
-        except CELEvalError:
+        except _EVALUATION_ERRORS:
             pass  # the API server falls back to the plain message too
     return rule.message
 

@@ -19,7 +19,7 @@ def drop_unknown_fields(value: Any, schema: Schema, path: str = "") -> list[Prob
             for index, item in enumerate(value)
             for problem in drop_unknown_fields(item, items, child_path(path, index))
         ]
-    if not isinstance(value, dict) or PRESERVE in schema:
+    if not isinstance(value, dict) or PRESERVE in schema or schema.get("type") != "object":
         return []
     known, others = schema.get("properties", {}), schema.get("additionalProperties")
     problems = []

@@ -13,6 +13,7 @@ _SWITCH: dict[str, Any] = {"type": "boolean"}
 _MAP: dict[str, Any] = {"type": "object", "additionalProperties": _TEXT}
 # ObjectMeta of Kubernetes; what is read-only is accepted and ignored there.
 _OBJECT_META: dict[str, Any] = {
+    "type": "object",
     "properties": {
         **dict.fromkeys(
             (
@@ -33,14 +34,15 @@ _OBJECT_META: dict[str, Any] = {
         "ownerReferences": {
             "type": "array",
             "items": {
+                "type": "object",
                 "properties": {
                     **dict.fromkeys(("apiVersion", "kind", "name", "uid"), _TEXT),
                     **dict.fromkeys(("controller", "blockOwnerDeletion"), _SWITCH),
-                }
+                },
             },
         },
         "managedFields": {"type": "array", "items": {"x-kubernetes-preserve-unknown-fields": True}},
-    }
+    },
 }
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _DNS_SUBDOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -66,7 +68,7 @@ def identity_problems(document: dict[str, Any]) -> list[Problem]:
     ]
 
 
-def metadata_problems(document: dict[str, Any]) -> list[Problem]:
+def metadata_problems(document: dict[str, Any], *, is_new: bool) -> list[Problem]:
     """Return what is wrong with metadata, and complete it in place as the API server would (a generated name)."""
     metadata = document.get("metadata")
     if not isinstance(metadata, dict):
@@ -78,7 +80,10 @@ def metadata_problems(document: dict[str, Any]) -> list[Problem]:
     problems = drop_unknown_fields(metadata, _OBJECT_META, "metadata")
     problems += _type_problems(metadata)
     if not problems:
-        problems += [*_name(metadata), *_labels(metadata), *_annotations(metadata), *_others(metadata)]
+        problems += [*_name(metadata), *_labels(metadata), *_annotations(metadata), *_finalizers(metadata)]
+    if is_new and metadata.get("resourceVersion"):
+        rule = "must not be set for a new job"
+        problems.append(_problem("metadata.resourceVersion", metadata["resourceVersion"], rule, "remove it"))
     return problems
 
 
@@ -170,19 +175,14 @@ def _is_qualified(key: str) -> bool:
     return bool(_QUALIFIED.fullmatch(name)) and (not slash or bool(_DNS_SUBDOMAIN.fullmatch(prefix)))
 
 
-def _others(metadata: dict[str, Any]) -> list[Problem]:
-    problems = []
-    if metadata.get("resourceVersion"):
-        problems.append(
-            _problem(
-                "metadata.resourceVersion", metadata["resourceVersion"], "must not be set for a new job", "remove it"
-            )
+def _finalizers(metadata: dict[str, Any]) -> list[Problem]:
+    return [
+        _problem(
+            child_path("metadata.finalizers", index), name, "must be a name with a domain", "write example.com/name"
         )
-    for index, finalizer in enumerate(metadata.get("finalizers", [])):
-        if not isinstance(finalizer, str) or not _is_qualified(finalizer) or "/" not in finalizer:
-            path = child_path("metadata.finalizers", index)
-            problems.append(_problem(path, finalizer, "must be a name with a domain", "write example.com/name"))
-    return problems
+        for index, name in enumerate(metadata.get("finalizers", []))
+        if not isinstance(name, str) or "/" not in name or not _is_qualified(name)
+    ]
 
 
 def _problem(path: str, value: Any, rule: str, remedy: str) -> Problem:

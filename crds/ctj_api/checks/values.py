@@ -17,11 +17,12 @@ Schema = dict[str, Any]
 
 
 def value_problems(value: Any, schema: Schema) -> list[Problem]:
-    """Return every violation of the schema."""
-    errors = sorted(
-        _Validator(schema).iter_errors(value), key=lambda error: [str(part) for part in error.absolute_path]
-    )
-    return [*map(_problem, errors), *_repetitions(value, schema, "")]
+    """Return every violation of the schema, the first of each place."""
+    found = [*map(_problem, _Validator(schema).iter_errors(value)), *_repetitions(value, schema, "")]
+    first: dict[str, Problem] = {}
+    for problem in sorted(found, key=lambda problem: problem.path):
+        first.setdefault(problem.path, problem)
+    return list(first.values())
 
 
 def _pattern(_validator: Any, pattern: str, value: Any, _schema: Schema) -> Iterator[jsonschema.ValidationError]:
@@ -46,7 +47,15 @@ def _problem(error: Any) -> Problem:
     if error.validator == "required":
         return _missing(error, path)
     rule, remedy = _WORDING[str(error.validator)](error)
-    return Problem(path=path or "the document", value=show(error.instance), rule=rule, remedy=remedy)
+    return Problem(path=path or "the document", value=_found(error), rule=rule, remedy=remedy)
+
+
+def _found(error: Any) -> str:
+    if error.validator in {"minItems", "maxItems"}:
+        return f"a list of {len(error.instance)}"
+    if error.validator == "maxProperties":
+        return f"a map of {len(error.instance)}"
+    return show(error.instance)
 
 
 def _missing(error: Any, path: str) -> Problem:

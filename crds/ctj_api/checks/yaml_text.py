@@ -183,14 +183,20 @@ def plain_value(text: str) -> Any:
     if text in _TRUE or text in _FALSE:
         return text in _TRUE
     if text[0] == "." and _FLOAT.fullmatch(text):
-        return float(text)
+        return _number(text)
     if text[0] not in "+-0123456789":
         return text
     digits = text.replace("_", "")
     integer = _integer(digits)
     if integer is not None:
         return integer
-    return float(digits) if _FLOAT.fullmatch(digits) else text
+    return _number(digits) if _FLOAT.fullmatch(digits) else text
+
+
+def _number(text: str) -> float | int:
+    """Return a number as JSON holds it, into which YAML is turned on its way to the API server: there 7.0 is 7."""
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) < 1e21 else value
 
 
 def _integer(digits: str) -> int | None:

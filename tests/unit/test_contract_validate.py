@@ -1,0 +1,95 @@
+"""Local validation of the shared table of documents; `tests/contract` puts the same table to a real API server."""
+
+import time
+
+import pytest
+import yaml
+from tests.contract.documents import CASES, Case
+
+from ctj_api.validate import validate_document
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_document_has_exactly_its_problems(case: Case) -> None:
+    stored = yaml.safe_load(case.old) if case.old else None
+    if case.status:
+        stored["status"] = case.status
+
+    lines = [str(problem) for problem in validate_document(case.text, old=stored)]
+
+    assert len(lines) == len(case.problems), lines
+    for line, start in zip(lines, case.problems, strict=True):
+        assert line.startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        (
+            "a batch that no stage divides",
+            "spec.training.globalBatchSize is 17; must be a multiple of microBatchSize x processes (4) for stage "
+            '"single"; use 16 or 24',
+        ),
+        (
+            "a batch that one stage does not divide",
+            "spec.training.globalBatchSize is 20; must be a multiple of microBatchSize x processes (8) for stage "
+            '"ddp"; use 16 or 24',
+        ),
+        (
+            "a batch smaller than one round",
+            "spec.training.globalBatchSize is 4; must be a multiple of microBatchSize x processes (8) for stage "
+            '"ddp"; use 8',
+        ),
+        (
+            "worlds that do not divide each other",
+            "spec.training.globalBatchSize is 16; must be a multiple of microBatchSize x processes (12) for stage "
+            '"two"; use 24',
+        ),
+        (
+            "an unknown field of spec",
+            "spec.trainig is not a known field; must be one of activeDeadlineSeconds, compile, gates, image, ladder, "
+            "pendingDeadlineSeconds, recipe, remedies, restart, retryToken, suspend, template, training, "
+            "ttlSecondsAfterFinished; did you mean training?",
+        ),
+        (
+            "no steps",
+            "spec.training.steps is missing; must be set (optimizer steps of the whole ladder); add steps: 1",
+        ),
+        (
+            "a last stage with steps",
+            "spec.ladder: the last stage must not have steps, it runs to spec.training.steps; remove them from stage "
+            '"ddp"',
+        ),
+        (
+            "canaries as long as the training",
+            "spec.training.steps is 20; must be more than the 20 steps of all canary stages together; use at least 21 "
+            "or shorten them",
+        ),
+    ],
+)
+def test_line_names_path_value_rule_and_remedy(name: str, line: str) -> None:
+    case = next(case for case in CASES if case.name == name)
+
+    assert [str(problem) for problem in validate_document(case.text)] == [line]
+
+
+def test_table_is_broad_and_its_names_are_unique() -> None:
+    assert len({case.name for case in CASES}) == len(CASES) > 150
+
+
+def test_every_document_of_a_file_is_judged() -> None:
+    good, bad = (next(case.text for case in CASES if case.name == name) for name in ("the smallest job", "no steps"))
+
+    problems = validate_document(f"{good}\n---\n# nothing here\n---\n{bad}\n")
+
+    assert [problem.path for problem in problems] == ["document 2: spec.training.steps"]
+
+
+def test_aliases_that_grow_without_end_are_refused_quickly() -> None:
+    levels = "\n".join(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]" for level in range(1, 12))
+    started = time.monotonic()
+
+    problems = validate_document(f"a0: &a0 [x]\n{levels}\n")
+
+    assert "an alias of itself or of too much" in str(problems[0])
+    assert time.monotonic() - started < 10
