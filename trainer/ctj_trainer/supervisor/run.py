@@ -23,7 +23,7 @@ from ctj_trainer.supervisor.endpoint import serve
 from ctj_trainer.supervisor.logs import WorkerLogs, tail
 from ctj_trainer.supervisor.outcome import Facts, Outcome, judge, read_agent_record, reason_of
 from ctj_trainer.supervisor.settings import Settings, SettingsError, read_settings
-from ctj_trainer.supervisor.stacks import dump_stacks
+from ctj_trainer.supervisor.stacks import dump_stacks, where
 from ctj_trainer.supervisor.watch import End, Limits, Stop, Watch, stop_seconds
 
 LOOK_SECONDS = 0.1
@@ -137,7 +137,7 @@ class Supervisor:
             _say(f"hang: {end.message}; reading stacks")
             ranked = {self._settings.global_rank(local): pid for local, pid in workers.items()}
             stacks = dump_stacks(ranked, self._settings.run_dir)
-            end = End(code=end.code, message=f"{end.message}; {_first_frames(stacks)}"[:1000], hung=True)
+            end = End(code=end.code, message=f"{end.message}; {where(stacks)}"[:1000], hung=True)
         for pid in workers.values():
             processes.kill_group(pid)
         try:
@@ -243,15 +243,6 @@ def _write_termination(path: Path | None, report: Report) -> None:
         path.write_bytes(ending.fit(report))
     except OSError as error:
         _say(f"the termination message could not be written to {path}: {error.strerror}")
-
-
-def _first_frames(stacks: dict[int, str]) -> str:
-    """Say where each rank's main thread stands, in a few words."""
-    places = []
-    for rank, text in sorted(stacks.items()):
-        frames = [line.strip() for line in text.splitlines() if line.startswith((" ", "\t"))]
-        places.append(f"rank {rank} at {frames[0] if frames else 'an unknown place'}")
-    return "; ".join(places)
 
 
 def _say(text: str) -> None:

@@ -1,6 +1,7 @@
 """Where do the workers hang? Their Python stacks, by py-spy from outside, or by their own fault handler."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -29,6 +30,20 @@ def dump_stacks(workers: dict[int, int], run_dir: Path) -> dict[int, str]:
             path.write_text(text)
         texts[rank] = text
     return texts
+
+
+def where(stacks: dict[int, str]) -> str:
+    """Say where each rank's main thread stands, in a few words."""
+    return "; ".join(
+        f"rank {rank} at {_innermost(text) or 'an unknown place'}" for rank, text in sorted(stacks.items())
+    )
+
+
+def _innermost(text: str) -> str:
+    """First frame of the main thread: py-spy names that thread, the fault handler writes it last."""
+    threads = re.split(r"^(?=Thread |Current thread )", text, flags=re.MULTILINE)
+    main = next((thread for thread in threads if '"MainThread"' in thread), threads[-1])
+    return next((line.strip() for line in main.splitlines() if line.startswith((" ", "\t"))), "")
 
 
 def _py_spy() -> str | None:
