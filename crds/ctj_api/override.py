@@ -62,9 +62,7 @@ def _position(items: list[Any], part: str, path: str) -> int:
     if part in names:
         return names.index(part)
     known = ", ".join(str(name) for name in names if name) or f"0 to {len(items) - 1}"
-    raise _refuse(
-        child_path(path, part), "not in the list", f"must be one of {known}", "correct the name or the position"
-    )
+    raise _refuse(f"{path}[{part}]", "not in the list", f"must be one of {known}", "correct the name or the position")
 
 
 def _store(container: Any, parts: list[str], text: str) -> None:
