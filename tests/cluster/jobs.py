@@ -138,7 +138,7 @@ def refused(job: TrainingJob) -> list[dict[str, Any]]:
 
 def small_job(name: str, *, steps: int = 24, canary: int = 10, **second_stage: Any) -> dict[str, Any]:
     """Build a job that really trains, in two stages; compiled without C++, which would take most of the time."""
-    model = {"hiddenSize": 32, "layers": 2, "heads": 2}
+    model = {"hiddenSize": 64, "layers": 2, "heads": 2}
     return {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,
@@ -146,12 +146,12 @@ def small_job(name: str, *, steps: int = 24, canary: int = 10, **second_stage: A
         "spec": {
             "recipe": {
                 "name": "causal_lm",
-                "config": {"model": model, "data": {"builtin": "python-stdlib", "sequenceLength": 32}},
+                "config": {"model": model, "data": {"builtin": "python-stdlib", "sequenceLength": 64}},
             },
             "training": {
                 "steps": steps,
-                "globalBatchSize": 8,
-                "microBatchSize": 4,
+                "globalBatchSize": 16,
+                "microBatchSize": 2,
                 "checkpoint": {"everySteps": 4, "keep": 2},
             },
             "ladder": [

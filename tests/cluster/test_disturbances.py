@@ -4,6 +4,7 @@ A small two-stage job is really trained, once in peace and then with pods, Jobs 
 moments. `CTJ_DISTURBANCES` is the number of moments of each kind (`make test-disturb` takes 20).
 """
 
+import contextlib
 import json
 import os
 import random
@@ -27,29 +28,31 @@ STEPS, CANARY = 24, 10
 KINDS = ("pod", "job", "operator")
 
 
+PHASES = ("Starting", "Loading", "Compiling", "Probing", "Training", "Saving")
+
+
 @dataclass(frozen=True)
 class Moment:
-    """When to strike: `delay` seconds after the named phase, or any later one, of a stage's pod was first seen."""
+    """When to strike: a delay after a stage's pod reached a phase (or a later one), or as soon as it reached a step."""
 
     stage: str
     phase: str
-    step: int
-    delay: float
-
-
-PHASES = ("Starting", "Loading", "Compiling", "Probing", "Training", "Saving")
+    step: int = 0
+    delay: float = 0.0
 
 
 def seeded_moments(kind: str) -> list[Moment]:
     """Spread the moments over both stages: start-up, compile and probe, replay, steps, saves."""
     chance = random.Random(f"ctj {kind}")
-    steps = {"one": (1, CANARY - 1), "two": (CANARY - 1, STEPS - 1)}
+    windows = {"one": (1, CANARY - 2), "two": (CANARY - 1, STEPS - 2)}
     moments = []
     for index in range(MOMENTS):
         stage = ("one", "two")[index % 2]
         phase = PHASES[(index // 2 + KINDS.index(kind) * 2) % len(PHASES)]
-        step = chance.randint(*steps[stage]) if phase in ("Training", "Saving") else 0
-        moments.append(Moment(stage, phase, step, chance.random() * 0.5))
+        if phase in ("Training", "Saving"):
+            moments.append(Moment(stage, "Training", step=chance.randint(*windows[stage])))
+        else:
+            moments.append(Moment(stage, phase, delay=chance.random() * 0.5))
     return sorted(moments, key=lambda moment: (moment.stage, PHASES.index(moment.phase), moment.step))
 
 
@@ -64,12 +67,13 @@ def progress_of(job: TrainingJob, stage: str) -> tuple[str, Progress] | None:
 
 
 def strike(kind: str, job: TrainingJob, operator: Operator, pod: str) -> None:
-    """Take away the pod's process, the child Job, or the operator."""
+    """Take away the pod's process (unless it has just ended), the child Job, or the operator."""
     if kind == "pod":
-        job.cluster.kill_pod_process(job.namespace, pod)
+        with contextlib.suppress(ProcessLookupError):
+            job.cluster.kill_pod_process(job.namespace, pod)
     elif kind == "job":
         child = pod.rsplit("-", 2)[0]
-        job.cluster.plane.kubectl("-n", job.namespace, "delete", "job", child, "--wait=false")
+        job.cluster.plane.kubectl("-n", job.namespace, "delete", "job", child, "--wait=false", "--ignore-not-found")
     else:
         operator.kill()
         operator.start()
