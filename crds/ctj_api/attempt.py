@@ -47,12 +47,16 @@ class StageWindow(Contract):
 
 
 class JobIdentity(Contract):
+    """Which job this is; the uid tells it from an earlier one of the same name."""
+
     namespace: str
     name: str
     uid: str
 
 
 class Attempt(Contract):
+    """Everything one attempt is told."""
+
     version: int = MESSAGE_VERSION
     job: JobIdentity
     attempt: Annotated[int, Field(ge=1)]

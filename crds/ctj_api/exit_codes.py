@@ -45,6 +45,21 @@ _OUTCOMES = {
     ExitCode.STOPPED: Outcome.STOPPED,
 }
 
+MEANINGS = {
+    ExitCode.DONE: "the stage is done",
+    ExitCode.USER_CODE_OR_IMAGE: "user code or the image; also every code that is not in this table",
+    ExitCode.CONFIGURATION: "the configuration cannot work",
+    ExitCode.USER_CODE: "the recipe's code raised",
+    ExitCode.DATA_OR_STORAGE: "data or storage is missing, unreadable or full",
+    ExitCode.OUT_OF_MEMORY: "out of memory",
+    ExitCode.NON_FINITE: "loss or gradient norm is not finite; nothing was saved",
+    ExitCode.PEER_LOST: "a peer is gone or a collective timed out; the cause is on another pod",
+    ExitCode.HANG: "no progress; stacks were dumped and the workers stopped",
+    ExitCode.COMPILE: "compilation failed where eager is impossible",
+    ExitCode.KILLED: "killed; out of memory if the container's reason is OOMKilled",
+    ExitCode.STOPPED: "stopped on request, with a checkpoint; never counted",
+}
+
 
 def outcome_of(exit_code: int) -> Outcome:
     """Map any exit code of a trainer pod to what must follow."""
@@ -63,3 +78,13 @@ class RunExit(IntEnum):
     HELD = 3
     ENVIRONMENT = 4
     STOPPED = 130
+
+
+RUN_MEANINGS = {
+    RunExit.SUCCEEDED: "the job succeeded",
+    RunExit.FAILED: "the job failed",
+    RunExit.BAD_SPEC: "bad job file or usage; nothing was started",
+    RunExit.HELD: "the job is held; the command that approves it is printed",
+    RunExit.ENVIRONMENT: "something is missing here; how to get it is printed",
+    RunExit.STOPPED: "stopped by Ctrl-C, with a checkpoint; the same command resumes",
+}

@@ -21,18 +21,45 @@ VERB_RETRY_COMPILE = f"{GROUP}/retry-compile"
 VERB_ROLLBACK = f"{GROUP}/rollback"
 VERBS = (VERB_APPROVE, VERB_FORCE_EAGER, VERB_RETRY_COMPILE, VERB_ROLLBACK)
 
-# Environment of a pod or local process.
 ENV_ATTEMPT = "CTJ_ATTEMPT"
 ENV_CONTROL_FILE = "CTJ_CONTROL_FILE"
-ENV_CHECKPOINT_ROOT = "CTJ_CHECKPOINT_ROOT"  # one folder per job: attempts, manifests, reports
-ENV_CACHE_DIR = "CTJ_CACHE_DIR"  # node-local compile cache
-ENV_RUN_DIR = "CTJ_RUN_DIR"  # scratch of this pod: progress, marks, logs
+ENV_CHECKPOINT_ROOT = "CTJ_CHECKPOINT_ROOT"
+ENV_CACHE_DIR = "CTJ_CACHE_DIR"
+ENV_RUN_DIR = "CTJ_RUN_DIR"
 ENV_TERMINATION_FILE = "CTJ_TERMINATION_FILE"
 ENV_METRICS_PORT = "CTJ_METRICS_PORT"
 ENV_NODE_RANK = "CTJ_NODE_RANK"
 ENV_MASTER_ADDR = "CTJ_MASTER_ADDR"
 ENV_MASTER_PORT = "CTJ_MASTER_PORT"
-ENV_GRACE_SECONDS = "CTJ_GRACE_SECONDS"  # from SIGTERM to the kill: the pod's grace period
+ENV_GRACE_SECONDS = "CTJ_GRACE_SECONDS"
+
+# What each is for, printed in docs/reference.
+LABELS = {
+    LABEL_JOB: "name of the job, on everything that belongs to it",
+    LABEL_JOB_UID: "uid of the job: a job of the same name later never takes these for its own",
+    LABEL_STAGE: "name of the stage",
+    LABEL_ATTEMPT: "number of the attempt",
+}
+ANNOTATIONS = {
+    ANNOTATION_CONTROL: "on pods, by the operator: what the attempt must do now, as JSON; the newest wins",
+    VERB_APPROVE: "on the job, by a person: promote the held stage",
+    VERB_FORCE_EAGER: "on the job, by a person: go on without compiled code",
+    VERB_RETRY_COMPILE: "on the job, by a person: compile and compare again",
+    VERB_ROLLBACK: "on the job, by a person: back to the last good stage",
+}
+ENVIRONMENT = {
+    ENV_ATTEMPT: "the attempt as JSON: all that a trainer knows of its job",
+    ENV_CONTROL_FILE: "file with the newest control state",
+    ENV_CHECKPOINT_ROOT: "one folder per job: attempts, their checkpoints, manifests and reports",
+    ENV_CACHE_DIR: "compile cache of the node",
+    ENV_RUN_DIR: "scratch of this pod: progress, marks, logs",
+    ENV_TERMINATION_FILE: "file that becomes the pod's termination message",
+    ENV_METRICS_PORT: "port of this pod's metrics; none if absent",
+    ENV_NODE_RANK: "index of this pod",
+    ENV_MASTER_ADDR: "host of pod 0",
+    ENV_MASTER_PORT: "port of the rendezvous",
+    ENV_GRACE_SECONDS: "seconds from SIGTERM to the kill: the pod's grace period",
+}
 
 # A Job's pods get the hostname <job>-<index>, at most 63 characters: name, stage, attempt (5 digits), index (3).
 MAX_JOB_AND_STAGE = 63 - len("-") - len("-99999") - len("-999")

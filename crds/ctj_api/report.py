@@ -16,6 +16,8 @@ MAX_TERMINATION_BYTES = 4096
 
 
 class CheckpointRef(Contract):
+    """A complete checkpoint: the attempt that made it, and its step."""
+
     attempt: Annotated[int, Field(ge=1)]
     step: Annotated[int, Field(ge=0)]
 
@@ -48,12 +50,16 @@ class Failure(Contract):
 
 
 class MemoryPrediction(Contract):
+    """Peak memory of a stage, predicted before anything is allocated."""
+
     stage: str
     predicted_bytes: Annotated[int, Field(ge=0, description="Peak of one process.")]
     limit_bytes: Annotated[int | None, Field(ge=0)] = None
 
 
 class Report(Contract):
+    """What an attempt achieved, measured and decided."""
+
     version: int = MESSAGE_VERSION
     attempt: Annotated[int, Field(ge=1)]
     stage: str

@@ -1,7 +1,7 @@
 """What the deciding side has done and seen: the typed `status`. It is the whole memory of a job.
 
-Written only by reconcile (`intents` aside, which belongs to the alert receiver). `phase` is derived for people and never
-read back.
+Written only by reconcile (`intents` aside, which belongs to the alert receiver). `phase` is derived for people and
+never read back.
 """
 
 from enum import StrEnum
@@ -19,6 +19,8 @@ Timestamp = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 
 
 class Phase(StrEnum):
+    """One word for people, derived from the conditions."""
+
     PENDING = "Pending"
     QUEUED = "Queued"
     RUNNING = "Running"
@@ -47,12 +49,16 @@ class ConditionType(StrEnum):
 
 
 class ConditionStatus(StrEnum):
+    """Whether a condition holds."""
+
     TRUE = "True"
     FALSE = "False"
     UNKNOWN = "Unknown"
 
 
 class Condition(Contract):
+    """One aspect of the state, as other Kubernetes objects have them."""
+
     type: ConditionType
     status: ConditionStatus
     reason: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")]
@@ -84,6 +90,8 @@ class GateVerdict(Contract):
 
 
 class StagePhase(StrEnum):
+    """Where a stage of the ladder stands."""
+
     PENDING = "Pending"
     RUNNING = "Running"
     PASSED = "Passed"
@@ -92,6 +100,8 @@ class StagePhase(StrEnum):
 
 
 class StageStatus(Contract):
+    """What is known of one stage."""
+
     name: str
     phase: StagePhase = StagePhase.PENDING
     attempts: Annotated[list[int], Field(default_factory=list, max_length=64)]
@@ -159,6 +169,8 @@ class CurrentAttempt(Contract):
 
 
 class Remedy(Contract):
+    """Something the operator did to keep the job going, and why."""
+
     what: Annotated[str, Field(description="Fallback, Rollback, Restart, Hold, SmallerMicroBatch, ...")]
     reason: Annotated[str, Field(max_length=128)]
     evidence: Annotated[str, Field(max_length=1024)]
@@ -168,6 +180,8 @@ class Remedy(Contract):
 
 
 class Stable(Contract):
+    """Last stage that passed its gates, and the checkpoint to go back to."""
+
     stage: str
     mode: Mode
     checkpoint: CheckpointRef
@@ -183,6 +197,8 @@ class Restarts(Contract):
 
 
 class FirstFailure(Contract):
+    """First cause of the newest failure."""
+
     pod: str
     rank: int | None = None
     node: str = ""
@@ -193,6 +209,8 @@ class FirstFailure(Contract):
 
 
 class HoldState(Contract):
+    """Since when and why a person is waited for."""
+
     since: Timestamp
     deadline: Timestamp
     reason: Annotated[str, Field(max_length=128)]
@@ -200,6 +218,8 @@ class HoldState(Contract):
 
 
 class Status(Contract):
+    """What has been done and seen."""
+
     observed_generation: Annotated[int, Field(ge=0)] = 0
     phase: Phase = Phase.PENDING
     stage: str = ""
