@@ -42,6 +42,8 @@ class LiveScreen:
         self._events: deque[Text] = deque(maxlen=_EVENTS)
         self._next = 0.0
         self._started = time.monotonic()
+        self._activity = ("", 0)
+        self._active_since = self._started
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -66,7 +68,10 @@ class LiveScreen:
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _EVERY_SECONDS
-        self._live.update(self._draw(build_view(snapshot)), refresh=True)
+        view = build_view(snapshot)
+        if (view.activity, view.attempt) != self._activity:
+            self._activity, self._active_since = (view.activity, view.attempt), time.monotonic()
+        self._live.update(self._draw(view), refresh=True)
 
     def _add(self, text: Text) -> None:
         self._events.append(Text.assemble((time.strftime("%H:%M:%S "), "dim"), text))
@@ -94,33 +99,33 @@ class LiveScreen:
                 ProgressBar(total=max(1, stage.total), completed=stage.done, width=30),
                 Text(f"{stage.done}/{stage.total}", justify="right"),
                 _MODES[stage.mode],
-                Text(_remark(stage, view), style="dim", overflow="ellipsis", no_wrap=True),
+                Text(self._remark(stage, view), style="dim", overflow="ellipsis", no_wrap=True),
             )
         return table
 
-
-def _remark(stage: StageRow, view: View) -> str:
-    if stage.phase is StagePhase.RUNNING:
-        return view.activity
-    return stage.message
+    def _remark(self, stage: StageRow, view: View) -> str:
+        """Say what the running stage does, and for how long: compiling and starting take their time."""
+        if stage.phase is not StagePhase.RUNNING or not view.activity:
+            return stage.message
+        return f"{view.activity} {words.duration(time.monotonic() - self._active_since)}"
 
 
 def figures(view: View) -> Text:
-    """Return the running attempt's numbers on one line."""
-    if not view.activity:
-        return Text("")
+    """Return the running attempt's numbers on one line, as far as they are known."""
     pairs = [
         ("loss", words.figure(view.loss)),
         ("grad norm", words.figure(view.grad_norm, 3)),
         ("samples/s", words.figure(view.samples_per_second, 3)),
-        ("graphs", str(view.graphs)),
-        ("recompiles", str(view.recompiles)),
-        ("compile", words.duration(view.compile_seconds)),
+        ("graphs", str(view.graphs or "-")),
+        ("recompiles", str(view.recompiles) if view.graphs else "-"),
+        ("compile", words.duration(view.compile_seconds or None)),
         ("memory", words.size(view.memory_used_bytes)),
         ("left", "about " + words.duration(view.remaining_seconds) if view.remaining_seconds is not None else "-"),
     ]
     text = Text("  ")
     for label, value in pairs:
+        if value == "-":
+            continue
         text.append(f"{label} ", style="dim").append(f"{value}   ")
     if view.silent_seconds is not None and view.silent_seconds > _QUIET_SECONDS:
         text.append(f"no word from the trainer for {words.duration(view.silent_seconds)}", style="yellow")

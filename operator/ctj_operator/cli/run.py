@@ -115,12 +115,16 @@ def _screen(request: Request) -> Iterator[Screen]:
 
 
 def _close(request: Request, store: Store, outcome: RunExit) -> None:
-    """Say how it ended, where everything is, and what to do next."""
+    """Say how it ended, where everything is, and what to do next. Who stops a run wants to be out: no page then."""
     closing = summary.closing(store, outcome, command=request.command)
-    if request.json:
-        JsonScreen().write("end", {"outcome": outcome.name, "exitCode": int(outcome), **closing.to_document()})
-    else:
+    if not request.json:
         summary.show(closing)
+    report = None if outcome is RunExit.STOPPED else summary.write_report(store)
+    if request.json:
+        end = {"outcome": outcome.name, "exitCode": int(outcome), **closing.to_document()}
+        JsonScreen().write("end", {**end, "report": None if report is None else str(report)})
+    elif report is not None:
+        print(f"Report: {summary.relative(report)}")
 
 
 def _broken_folder(folder: Path, error: OSError) -> str:

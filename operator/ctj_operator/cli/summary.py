@@ -1,4 +1,4 @@
-"""The closing words of a run: one row per stage, where report and model are, and what to do next."""
+"""The closing words of a run: one row per stage, the model, and what to do next; and the report page."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,7 +40,6 @@ class Closing:
     stages: tuple[StageSummary, ...]
     details: tuple[str, ...]
     """First failure, last lines, what to do."""
-    report: Path | None
     export: Path | None
 
     def to_document(self) -> dict[str, Any]:
@@ -49,7 +48,6 @@ class Closing:
             "headline": self.headline,
             "stages": [asdict(stage) for stage in self.stages],
             "details": list(self.details),
-            "report": None if self.report is None else str(self.report),
             "export": None if self.export is None else str(self.export),
         }
 
@@ -63,7 +61,6 @@ def closing(store: Store, outcome: RunExit, *, command: str) -> Closing:
         headline=_headline(content, outcome),
         stages=stage_summaries(content),
         details=tuple(explain.next_steps(store, status, outcome, command=command)),
-        report=None if outcome is RunExit.STOPPED else write_report(store),  # who stops a run wants to be out
         export=export if outcome is RunExit.SUCCEEDED and export.exists() else None,
     )
 
@@ -145,10 +142,8 @@ def show(closing: Closing) -> None:
             print(f"  {stage.stage}: {stage.why}")
     for line in closing.details:
         print(line)
-    if closing.report is not None:
-        print(f"Report: {_relative(closing.report)}")
     if closing.export is not None:
-        print(f"Model:  {_relative(closing.export)}")
+        print(f"Model:  {relative(closing.export)}", flush=True)
 
 
 _HEADER = ("stage", "steps", "mode", "loss", "gates", "memory", "compile", "train")
@@ -169,5 +164,6 @@ def _cells(stage: StageSummary) -> tuple[str, ...]:
     )
 
 
-def _relative(path: Path) -> Path:
+def relative(path: Path) -> Path:
+    """Shorten a path for people."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
