@@ -1,8 +1,8 @@
-"""How long until the first compiled step: regional against full, and warm against cold, through the product's own trainer.
+"""How long until the first compiled step: regional against full, warm against cold, through the product's own trainer.
 
 Each row is one new trainer (supervisor, torchrun agent, one rank) on a 12-block Llama with its own or a shared compile
-cache. Seconds are of the first compiled forward and backward, compilation included, as the trainer itself reports them in
-its verdict. Ratios within one run are what counts; seconds are this machine's. Last line: one JSON object.
+cache. Seconds are of the first compiled forward and backward, compilation included, as the trainer itself reports them
+in its verdict. Ratios within one run are what counts; seconds are this machine's. Last line: one JSON object.
 """
 
 import argparse

@@ -1,1 +1,4 @@
-"""The training side: strategies, compile, loop, checkpoints, supervisor. Never imports kopf, kubernetes or ctj_operator."""
+"""The training side: strategies, compile, loop, checkpoints, supervisor.
+
+Never imports kopf, kubernetes or ctj_operator.
+"""
