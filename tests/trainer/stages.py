@@ -1,0 +1,82 @@
+"""One stage as a test runs it in every rank of a pair: an attempt message in, the report and the records out."""
+
+import signal
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._dynamo import list_backends, register_backend
+from torch._dynamo.backends.common import aot_autograd
+
+from ctj_api.attempt import Attempt
+from ctj_api.names import attempt_folder
+from ctj_trainer.ranks import Ranks
+from ctj_trainer.records import read_records
+from ctj_trainer.requests import Requests
+from ctj_trainer.stage import Scene, run_stage
+from ctj_trainer.telemetry import telling
+
+
+def run(document: dict[str, Any], root: str, name: str = "run") -> dict[str, Any]:
+    """Run the stage on this rank; what it left behind, as plain values."""
+    torch._dynamo.reset()
+    _register_backends()
+    message = Attempt.from_document(document)
+    run_dir = Path(root) / name
+    run_dir.mkdir(exist_ok=True, parents=True)
+    handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    requests = Requests(attempt=message.attempt, control_file=run_dir / "control.json", run_dir=run_dir)
+    try:
+        folder = Path(root) / attempt_folder(message.attempt)
+        with telling(message, run_dir=run_dir, folder=folder, ranks=everyone()) as telemetry:
+            scene = Scene(
+                attempt=message,
+                root=Path(root),
+                run_dir=run_dir,
+                ranks=everyone(),
+                telemetry=telemetry,
+                requests=requests,
+            )
+            stopped = run_stage(scene)
+    finally:
+        signal.signal(signal.SIGTERM, handlers[0])
+        signal.signal(signal.SIGINT, handlers[1])
+    return {"stopped": stopped, "records": {s: r.to_document() for s, r in read_records(folder).items()}}
+
+
+@cache
+def everyone() -> Ranks:
+    return Ranks(
+        rank=dist.get_rank(),
+        local_rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        local_world_size=dist.get_world_size(),
+        device=torch.device("cpu"),
+        control=dist.new_group(backend="gloo"),
+    )
+
+
+@cache
+def _register_backends() -> None:
+    for name, backend in (
+        ("fails_forward", fails),
+        ("fails_on_rank_1", fails_on_rank_1),
+        ("fails_backward", aot_autograd(fw_compiler=lambda graph, _: graph, bw_compiler=fails)),
+        ("wrong_forward", aot_autograd(fw_compiler=wrong, bw_compiler=lambda graph, _: graph)),
+    ):
+        if name not in list_backends(None):  # this file may be loaded twice in one rank
+            register_backend(backend, name=name)
+
+
+def fails(*_: Any) -> Any:
+    raise RuntimeError("no compiler\nin this image")
+
+
+def fails_on_rank_1(graph: Any, inputs: Any) -> Any:
+    return fails() if dist.get_rank() == 1 else graph
+
+
+def wrong(graph: Any, inputs: Any) -> Any:
+    return lambda *arguments: tuple(output * 1.001 for output in graph(*arguments))
