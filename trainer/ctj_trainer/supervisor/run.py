@@ -62,6 +62,7 @@ class Supervisor:
         )
         self._notices: list[str] = []
         self._stop: Stop | None = None
+        self._ended_well = False
         limits = Limits(
             heartbeat=settings.heartbeat_seconds,
             step=settings.hang_seconds,
@@ -99,18 +100,27 @@ class Supervisor:
             end = self._look()
             if end is not None:
                 return end
+            if self._has_left(agent):
+                agent.kill()
+                break
             time.sleep(LOOK_SECONDS)
         return None
+
+    def _has_left(self, agent: "subprocess.Popen[bytes]") -> bool:
+        """Tell whether the only pod's workers all ended well: then the agent's own tidying is a second for nothing."""
+        if self._settings.nodes > 1 or not self._ended_well:
+            return False
+        return not processes.workers_of(agent.pid)
 
     def _look(self) -> End | None:
         run_dir = self._settings.run_dir
         marks = read_marks(run_dir)
-        ended = ended_well(marks, ranks=self._settings.local_processes) is not None or root_cause(marks) is not None
+        self._ended_well = ended_well(marks, ranks=self._settings.local_processes) is not None
         return self._watch.look(
             now=time.monotonic(),
             progress=read_progress(run_dir),
             compiling=anyone_compiling(run_dir),
-            settled=ended,
+            settled=self._ended_well or root_cause(marks) is not None,
             stop=self._stop,
         )
 
