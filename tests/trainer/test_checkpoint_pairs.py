@@ -38,44 +38,45 @@ def target(strategy: Strategy, root: Path) -> dict[str, list[float]]:
     return resumed
 
 
-def all_pairs(root: Path) -> dict[str, Any]:
-    went_on = {origin.value: source(origin, root) for origin in EVERY_STRATEGY}
-    dist.barrier()
-    return {"went on": went_on, "resumed": {strategy.value: target(strategy, root) for strategy in EVERY_STRATEGY}}
-
-
-def test_sixteen_pairs_resume_with_the_next_losses_equal(ranks: Ranks, tmp_path: Path) -> None:
-    for answer in ranks(all_pairs, root=tmp_path):
-        for strategy, resumed in answer["resumed"].items():
-            for origin, losses in resumed.items():
-                assert losses == pytest.approx(answer["went on"][origin], rel=1e-6), f"{origin} -> {strategy}"
-
-
-def state_of_each(root: Path) -> dict[str, dict[str, list[float]]]:
+def state_of_each(root: Path) -> dict[str, dict[str, float]]:
+    """Sum of every tensor, by its name in the file."""
     from torch.distributed.checkpoint import FileSystemReader, load
 
     with trained(Strategy.SINGLE) as run:
-        names = {name: torch.empty(value.shape) for name, value in run.prepared.state().items()}
+        shapes = {name: value.shape for name, value in run.prepared.state().items()}
     states = {}
     for origin in EVERY_STRATEGY:
         folder = root / origin.value / "attempt-00001" / "step-00000003"
-        found = {name: torch.empty_like(value) for name, value in names.items()}
-        assert FileSystemReader(folder).read_metadata().state_dict_metadata.keys() == names.keys()
+        found = {name: torch.empty(shape) for name, shape in shapes.items()}
+        assert FileSystemReader(folder).read_metadata().state_dict_metadata.keys() == found.keys()
         load(found, storage_reader=FileSystemReader(folder), no_dist=True)
         states[origin.value] = {name: value.double().sum().item() for name, value in found.items()}
     return states
 
 
-def test_every_strategy_writes_the_same_names_and_values(ranks: Ranks, tmp_path: Path) -> None:
+def all_pairs(root: Path) -> dict[str, Any]:
+    went_on = {origin.value: source(origin, root) for origin in EVERY_STRATEGY}
+    dist.barrier()
+    resumed = {strategy.value: target(strategy, root) for strategy in EVERY_STRATEGY}
+    return {"went on": went_on, "resumed": resumed, "states": state_of_each(root)}
+
+
+@pytest.fixture(scope="module")
+def answers(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return ranks(all_pairs, root=tmp_path_factory.mktemp("pairs"))
+
+
+def test_sixteen_pairs_resume_with_the_next_losses_equal(answers: list[dict[str, Any]]) -> None:
+    for answer in answers:
+        for strategy, resumed in answer["resumed"].items():
+            for origin, losses in resumed.items():
+                assert losses == pytest.approx(answer["went on"][origin], rel=1e-6), f"{origin} -> {strategy}"
+
+
+def test_every_strategy_writes_the_same_names_and_values(answers: list[dict[str, Any]]) -> None:
     """C31: names in a file are those of the model as it was built."""
-    ranks(all_sources, root=tmp_path)
-    states = ranks(state_of_each, root=tmp_path)[0]
+    states = dict(answers[0]["states"])
     single = states.pop("single")
     assert single["optimizer.model.norm.weight.step"] == 3.0
     for strategy, state in states.items():
         assert state == pytest.approx(single, rel=1e-4, abs=1e-5), strategy
-
-
-def all_sources(root: Path) -> None:
-    for origin in EVERY_STRATEGY:
-        source(origin, root)

@@ -1,6 +1,7 @@
 """How ranks do something together: all arrive or the missing are named, and one rank's error is every rank's error."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from ctj_trainer.checkpoint.errors import MissingRanksError, StorageError
 T = TypeVar("T")
 
 _POLL_SECONDS = 0.01
+_meetings: Counter[str] = Counter()  # the store keeps its keys: the same meeting held again needs another name
 
 
 def await_all(group: dist.ProcessGroup, what: str, *, timeout_seconds: float) -> None:
@@ -26,7 +28,9 @@ def await_all(group: dist.ProcessGroup, what: str, *, timeout_seconds: float) ->
     """
     store = _get_default_store()
     ranks = dist.get_process_group_ranks(group)
-    keys = {rank: f"ctj/arrived/{group.group_name}/{what}/{rank}" for rank in ranks}
+    meeting = f"ctj/arrived/{group.group_name}/{what}"
+    _meetings[meeting] += 1
+    keys = {rank: f"{meeting}/{_meetings[meeting]}/{rank}" for rank in ranks}
     store.set(keys[dist.get_rank()], "1")
     deadline = time.monotonic() + timeout_seconds
     waiting = set(ranks)

@@ -20,6 +20,7 @@ from ctj_trainer.strategies.foundation import named_tensors
 from ctj_trainer.strategies.prepared import ReadTensors
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+REDUCE_BUCKET_ELEMENTS = 50_000_000  # 200 MB; DeepSpeed's default takes 2 GB of every GPU
 READ_AT_ONCE_BYTES = 256 * 2**20  # whole parameters in memory while a checkpoint is restored
 
 
@@ -51,8 +52,22 @@ def make_leaves(model: nn.Module, blocks: list[nn.Module], *, device: torch.devi
     import_deepspeed(device)
     from deepspeed.utils import set_z3_leaf_modules
 
-    if blocks:
-        set_z3_leaf_modules(model, sorted({type(block) for block in blocks}, key=lambda cls: cls.__name__))
+    if not blocks:
+        return
+    for block in blocks:
+        block.register_forward_pre_hook(_require_gradient)
+    set_z3_leaf_modules(model, sorted({type(block) for block in blocks}, key=lambda cls: cls.__name__))
+
+
+def _require_gradient(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """Let a gradient flow into a block's inputs even if nobody needs it there.
+
+    DeepSpeed collects a leaf's gradients in its full backward hook, which fires too early, before the leaf's own
+    backward, where no input requires a gradient: behind frozen embeddings, or in a first block fed with data.
+    """
+    tensors = [tensor for tensor in inputs if isinstance(tensor, Tensor) and tensor.is_floating_point()]
+    if torch.is_grad_enabled() and tensors and not any(tensor.requires_grad for tensor in tensors):
+        tensors[0].requires_grad_()
 
 
 class Zero3:
@@ -63,9 +78,11 @@ class Zero3:
         self._zero = deepspeed.zero
         self.inner = inner
         self._trainable = {name: p for name, p in inner.named_parameters() if p.requires_grad}
-        engine, *_ = deepspeed.initialize(
-            model=inner, optimizer=build_adamw(inner, training), config=_settings(micro_batch_size, device)
-        )
+        settings = _settings(micro_batch_size, device)
+        # Cut parameter by parameter now: `initialize` alone would first move the whole model to the device.
+        deepspeed.zero.Init(module=inner, config_dict_or_path=settings)
+        inner.to(device)  # buffers
+        engine, *_ = deepspeed.initialize(model=inner, optimizer=build_adamw(inner, training), config=settings)
         self.model = engine
         self._engine = engine
         self._adamw = engine.optimizer.optimizer
@@ -121,19 +138,18 @@ class Zero3:
         """Read whole parameters, a bounded number at a time; each rank keeps its piece."""
         from deepspeed.utils import safe_set_full_optimizer_state
 
-        steps: Tensor | None = None
-        for names in self._restore_chunks():
-            wanted = {key: value for name in names for key, value in self._blank(name).items()}
+        steps = torch.zeros(())
+        for chunk in self._restore_chunks():
+            wanted = {key: value for name, tensor in chunk.items() for key, value in self._blank(name, tensor).items()}
             read(wanted)
-            for name in names:
-                self._put(name, wanted[f"model.{name}"])
+            for name, tensor in chunk.items():
+                self._put(tensor, wanted[f"model.{name}"])
                 if name in self._trainable:
                     for key in MOMENTS:
-                        safe_set_full_optimizer_state(self._trainable[name], wanted[f"optimizer.{name}.{key}"], key)
-                    steps = wanted[f"optimizer.{name}.step"]
+                        safe_set_full_optimizer_state(tensor, wanted[f"optimizer.{name}.{key}"], key)
+                    steps = torch.maximum(steps, wanted[f"optimizer.{name}.step"])
         for flat in self._flat_groups:
-            if steps is not None:
-                self._adamw.state[flat]["step"].copy_(steps)
+            self._adamw.state[flat]["step"].copy_(steps)
 
     @torch.no_grad()
     def full_weights(self) -> dict[str, Tensor]:
@@ -175,20 +191,19 @@ class Zero3:
         steps: Tensor = self._adamw.state[self._flat_groups[0]]["step"]
         return steps
 
-    def _restore_chunks(self) -> Iterator[list[str]]:
-        names: list[str] = []
+    def _restore_chunks(self) -> Iterator[dict[str, Tensor]]:
+        chunk: dict[str, Tensor] = {}
         held = 0
         for name, tensor in named_tensors(self.inner).items():
-            names.append(name)
-            held += 3 * 4 * _whole_numel(tensor)
+            chunk[name] = tensor
+            held += (1 + len(MOMENTS)) * 4 * _whole_numel(tensor)
             if held > READ_AT_ONCE_BYTES:
-                yield names
-                names, held = [], 0
-        if names:
-            yield names
+                yield chunk
+                chunk, held = {}, 0
+        if chunk:
+            yield chunk
 
-    def _blank(self, name: str) -> dict[str, Tensor]:
-        tensor = named_tensors(self.inner)[name]
+    def _blank(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
         shape = getattr(tensor, "ds_shape", tensor.shape)
         blank = {f"model.{name}": torch.empty(shape, dtype=tensor.dtype)}
         if name in self._trainable:
@@ -196,7 +211,7 @@ class Zero3:
             blank[f"optimizer.{name}.step"] = torch.empty(())
         return blank
 
-    def _put(self, name: str, value: Tensor) -> None:
+    def _put(self, tensor: Tensor, value: Tensor) -> None:
         """Set a weight twice: what the next forward gathers, and the optimizer's fp32 copy.
 
         Setting only the latter, as DeepSpeed's `safe_set_full_fp32_param` does, leaves the next forward on the old
@@ -204,7 +219,6 @@ class Zero3:
         """
         from deepspeed.utils import safe_set_full_fp32_param
 
-        tensor = named_tensors(self.inner)[name]
         if not hasattr(tensor, "ds_id"):
             tensor.copy_(value)
             return
@@ -240,6 +254,11 @@ def _settings(micro_batch_size: int, device: torch.device) -> dict[str, Any]:
         "zero_optimization": {
             "stage": 3,
             "overlap_comm": device.type == "cuda",
+            "reduce_bucket_size": REDUCE_BUCKET_ELEMENTS,
+            # Else blocks stay gathered from forward to backward in any model below half a billion parameters.
+            "stage3_max_reuse_distance": 0,
+            # It replaces torch.nn.functional.linear for the whole process, and breaks compiled graphs.
+            "memory_efficient_linear": False,
             # Small parameters are gathered with their block anyway; keeping them whole would save nothing.
             "stage3_param_persistence_threshold": 0,
         },
