@@ -108,6 +108,20 @@ def test_nothing_starts_beside_a_live_child_of_an_earlier_attempt() -> None:
     assert story.numbers == [1, 2, 3]
 
 
+def test_an_unseen_child_is_not_asked_for_while_an_earlier_one_lives() -> None:
+    story = Story()
+    story.look()
+    story.runs()
+    zombie = story.child
+    story.ends(16)
+    story.children = [replace(zombie, deleting=True)]  # attempt 2 was recorded; the runner died before creating it
+    assert story.look(after=60).create is None
+    story.children = []
+    decision = story.look()
+    assert decision.create is not None
+    assert decision.create.attempt == 2
+
+
 def test_a_name_that_somebody_else_took_is_never_adopted() -> None:
     story = Story()
     story.look()

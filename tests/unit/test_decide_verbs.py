@@ -191,3 +191,27 @@ def test_a_stage_failed_by_its_gate_runs_again_on_retry() -> None:
     story.runs()
     story.finishes()
     assert story.stage("single").phase is StagePhase.PASSED
+
+
+def test_two_rollbacks_asked_for_while_suspended_go_back_once() -> None:
+    story = Story(job_spec(remedies={"maxRollbacks": 5}))
+    story.passes("single")
+    story.runs()
+    story.edit(suspend=True)
+    story.look()
+    story.ends(143, saved=30)
+    for token in ("1", "2"):
+        story.annotations[VERB_ROLLBACK] = token
+        story.look()
+    assert story.status.rollbacks_used == 1
+    assert story.status.stage == "single"
+
+
+def test_a_retry_after_a_deadline_between_two_stages_goes_on_with_the_next_stage() -> None:
+    story = running(activeDeadlineSeconds=5)
+    story.finishes(after=10)
+    assert story.status.phase is Phase.FAILED
+    story.edit(retryToken="again", activeDeadlineSeconds=500)
+    story.look()
+    assert story.attempt.stage.name == "ddp"
+    assert story.stage("single").phase is StagePhase.PASSED

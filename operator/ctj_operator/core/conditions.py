@@ -14,7 +14,7 @@ from ctj_api.thresholds import Verdict
 from ctj_operator.core import gates
 from ctj_operator.core.observed import Child, PodPhase
 from ctj_operator.core.progress import own_progress
-from ctj_operator.core.situation import Situation, is_running
+from ctj_operator.core.situation import Situation
 from ctj_operator.core.times import stamp
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
@@ -155,7 +155,7 @@ def _running(situation: Situation) -> Finding:
         return Finding(status=FALSE, reason="NotCreated")
     if child.suspended:
         return Finding(status=FALSE, reason="WaitingForQuota")
-    if not is_running(child):
+    if not situation.is_running:
         return Finding(status=FALSE, reason="PodsPending", message=_pods_trouble(child))
     return Finding(
         status=TRUE, reason="PodsRunning", message=f"attempt {child.attempt}, stage {situation.status.stage}"

@@ -156,4 +156,4 @@ def enter(situation: Situation, name: str) -> Situation:
     restarts = situation.status.restarts.model_copy(
         update={"failures": 0, "disruptions": 0, "since_step": ready.start_step}
     )
-    return situation.change(restarts=restarts)
+    return situation.change(stage=name, restarts=restarts)

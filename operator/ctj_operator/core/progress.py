@@ -5,7 +5,7 @@ from ctj_api.spec import Measurement
 from ctj_api.status import Condition, ConditionStatus, ConditionType, Status
 from ctj_operator.core import ladder
 from ctj_operator.core.observed import Child
-from ctj_operator.core.situation import Situation, has_started, is_running
+from ctj_operator.core.situation import Situation, has_started
 from ctj_operator.core.times import moment, stamp
 
 WRITE_SECONDS = 30.0
@@ -18,12 +18,12 @@ def follow(situation: Situation, child: Child) -> Situation:
     current = situation.current
     if has_started(child) and not current.child_seen:
         situation = situation.change_current(child_seen=True)
-    if is_running(child) and current.running_since is None:
+    if situation.is_running and current.running_since is None:
         since = stamp(situation.now)
         situation = situation.change_current(running_since=since, accounted_at=since)
         situation = situation.change(started_at=situation.status.started_at or since)
         situation = situation.tell("AttemptRunning", f"attempt {current.attempt}: pods run")
-    if not is_running(child) and current.running_since is not None:
+    if not situation.is_running and current.running_since is not None:
         situation = account(situation, until=situation.now).change_current(running_since=None, accounted_at=None)
     return _take_progress(account(situation, until=situation.now), child)
 

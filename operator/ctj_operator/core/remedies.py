@@ -72,7 +72,9 @@ def roll_back(situation: Situation, stage: StageStatus, *, reason: str, evidence
         message=f"continues after a rollback from {stage.name}: {evidence}"[:1024],
     )
     situation = situation.change(
-        hold=None, restarts=status.restarts.model_copy(update={"failures": 0, "disruptions": 0, "since_step": step})
+        stage=good.name,
+        hold=None,
+        restarts=status.restarts.model_copy(update={"failures": 0, "disruptions": 0, "since_step": step}),
     )
     return situation.warn(
         "Rollback", f"stage {stage.name} is given up, {good.name} trains steps {step} to {end}: {evidence}"
@@ -84,7 +86,7 @@ def _close_stages_above(situation: Situation, good: str, *, failed: str, why: st
     for name in names[names.index(good) + 1 :]:
         if name == failed:
             situation = situation.change_stage(name, phase=StagePhase.FAILED, message=why[:1024])
-        elif situation.stage(name).phase is not StagePhase.FAILED:
+        elif situation.stage(name).phase not in (StagePhase.FAILED, StagePhase.SKIPPED):
             situation = situation.change_stage(
                 name, phase=StagePhase.SKIPPED, message=f"not reached: rolled back from {failed} to {good}"
             )

@@ -57,6 +57,13 @@ class Situation:
         return next(mine, None)
 
     @property
+    def is_running(self) -> bool:
+        """Whether all pods of the recorded attempt are up."""
+        child = self.child
+        nodes = next(stage.nodes for stage in self.spec.ladder if stage.name == self.current.stage)
+        return child is not None and is_running(child, pods=nodes)
+
+    @property
     def name_taken_by(self) -> Child | None:
         """Somebody else's object under the name our child needs."""
         current = self.status.current
@@ -140,12 +147,10 @@ def has_started(child: Child) -> bool:
     return child.state is not ChildState.ACTIVE or any(pod.phase is not PodPhase.PENDING for pod in child.pods)
 
 
-def is_running(child: Child) -> bool:
-    """Return whether any pod runs now, or all have just ended: the child's own end follows within a second or two."""
-    if child.state is not ChildState.ACTIVE or child.suspended or not child.pods:
-        return False
-    phases = [pod.phase for pod in child.pods]
-    return PodPhase.RUNNING in phases or PodPhase.PENDING not in phases
+def is_running(child: Child, *, pods: int) -> bool:
+    """Return whether all its `pods` are up, or on their way from there to the end."""
+    up = [pod for pod in child.pods if pod.phase is not PodPhase.PENDING]
+    return child.state is ChildState.ACTIVE and not child.suspended and len(up) >= pods
 
 
 def _bounded(remedies: list[Remedy]) -> list[Remedy]:

@@ -6,7 +6,7 @@ from ctj_api.status import StagePhase, StageStatus
 from ctj_operator.core import remedies
 from ctj_operator.core.observed import Child
 from ctj_operator.core.progress import own_progress
-from ctj_operator.core.situation import Situation, has_started, is_running
+from ctj_operator.core.situation import Situation, has_started
 from ctj_operator.core.starting import attempt_hash
 from ctj_operator.core.times import moment, spoken, stamp
 
@@ -74,7 +74,7 @@ def is_late(situation: Situation, child: Child | None) -> bool:
     limit = situation.spec.pending_deadline_seconds
     if limit is None or situation.current.first_step_seen:
         return False
-    if child is not None and is_running(child) and own_progress(child) is None:
+    if child is not None and situation.is_running and own_progress(child) is None:
         return False
     return situation.now - moment(situation.current.recorded_at) >= limit
 
