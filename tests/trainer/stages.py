@@ -1,5 +1,6 @@
 """One stage as a test runs it in every rank of a pair: an attempt message in, the report and the records out."""
 
+import itertools
 import signal
 from functools import cache
 from pathlib import Path
@@ -62,6 +63,7 @@ def everyone() -> Ranks:
 def _register_backends() -> None:
     for name, backend in (
         ("fails_forward", fails),
+        ("fails_at_run_time", fails_at_run_time),
         ("fails_on_rank_1", fails_on_rank_1),
         ("fails_backward", aot_autograd(fw_compiler=lambda graph, _: graph, bw_compiler=fails)),
         ("wrong_forward", aot_autograd(fw_compiler=wrong, bw_compiler=lambda graph, _: graph)),
@@ -76,6 +78,18 @@ def fails(*_: Any) -> Any:
 
 def fails_on_rank_1(graph: Any, inputs: Any) -> Any:
     return fails() if dist.get_rank() == 1 else graph
+
+
+def fails_at_run_time(graph: Any, inputs: Any) -> Any:
+    """After twenty calls: when the probe and the first steps are over."""
+    calls = itertools.count()
+
+    def run_graph(*arguments: Any) -> Any:
+        if next(calls) > 20:
+            raise RuntimeError("accessing tensor output of CUDAGraphs that has been overwritten")
+        return graph(*arguments)
+
+    return run_graph
 
 
 def wrong(graph: Any, inputs: Any) -> Any:

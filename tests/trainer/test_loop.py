@@ -71,6 +71,26 @@ def test_a_wrong_compiler_is_found_before_the_first_step(
     assert report.measurements["probeLossRelative"] > 1e-6
 
 
+def test_compiled_code_that_raises_leaves_an_eager_verdict_for_the_next_attempt(
+    ranks: Ranks, tmp_path: Path, eager_losses: list[float]
+) -> None:
+    ranks(expect_compiled_code_error, root=str(tmp_path))
+    again = attempt(number=2, compile={"backend": "fails_at_run_time"}, lineage=[{"attempt": 1, "maxStep": 12}])
+    result = ranks(run, document=again, root=str(tmp_path))[0]
+    assert losses(result) == eager_losses
+    report = report_of(tmp_path)
+    assert report.mode == "Eager"
+    assert report.compile is not None
+    assert report.compile.reason.startswith("compiled code raised RuntimeError: accessing tensor output")
+
+
+def expect_compiled_code_error(root: str) -> None:
+    from ctj_trainer.failures import CompiledCodeError
+
+    with pytest.raises(CompiledCodeError, match=r"the next attempt runs this stage eager"):
+        run(attempt(compile={"backend": "fails_at_run_time"}), root)
+
+
 def test_a_recompile_storm_ends_in_eager_steps_and_names_the_attribute(ranks: Ranks, tmp_path: Path) -> None:
     quiet = {"scope": "disabled"}
     recipe = odd("counts_calls")

@@ -10,8 +10,14 @@ from ctj_trainer.batches import BatchError
 from ctj_trainer.checkpoint import FencedError, MismatchError, MissingRanksError, StorageError
 from ctj_trainer.compile.regions import CompileConfigError
 from ctj_trainer.loop import NonFiniteError
+from ctj_trainer.messages import MessageError
 from ctj_trainer.recipe import DataError, RecipeError
 from ctj_trainer.strategies.zero3 import StrategyUnavailableError
+
+
+class CompiledCodeError(RuntimeError):
+    """Compiled code raised past the guard. Peers may wait in a collective, so only a new attempt can go on, eager."""
+
 
 _BY_CLASS: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (RecipeError, ExitCode.CONFIGURATION),
@@ -22,7 +28,9 @@ _BY_CLASS: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (DataError, ExitCode.DATA_OR_STORAGE),
     (StorageError, ExitCode.DATA_OR_STORAGE),
     (NonFiniteError, ExitCode.NON_FINITE),
+    (MessageError, ExitCode.CONFIGURATION),
     (FencedError, ExitCode.PEER_LOST),
+    (CompiledCodeError, ExitCode.PEER_LOST),  # its effect: the peers are lost to us; another attempt is right
     (MissingRanksError, ExitCode.PEER_LOST),
     (torch.OutOfMemoryError, ExitCode.OUT_OF_MEMORY),
     (MemoryError, ExitCode.OUT_OF_MEMORY),

@@ -65,17 +65,15 @@ def joined(*, timeout_seconds: float) -> Iterator[Ranks]:
         dist.init_process_group(backend, timeout=timeout)
     else:
         dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]  # re-exported
-    try:
-        yield Ranks(
-            rank=dist.get_rank(),
-            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-            world_size=dist.get_world_size(),
-            local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-            device=device,
-            control=dist.new_group(backend="gloo", timeout=timeout),
-        )
-    finally:
-        dist.destroy_process_group()
+    yield Ranks(
+        rank=dist.get_rank(),
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        world_size=dist.get_world_size(),
+        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        device=device,
+        control=dist.new_group(backend="gloo", timeout=timeout),
+    )
+    dist.destroy_process_group()  # not after an error: it would wait for peers that wait for us
 
 
 def _device() -> torch.device:

@@ -20,6 +20,7 @@ from ctj_trainer.compile.verdict import Decision, stored
 from ctj_trainer.evidence import RankFigures, measure
 from ctj_trainer.gradients import Gradients
 from ctj_trainer.loop import Loop, NonFiniteError, Parts
+from ctj_trainer.messages import MessageError
 from ctj_trainer.outcome import Outcome, replay_reference
 from ctj_trainer.ranks import Ranks
 from ctj_trainer.recipe import Recipe, RecipeContext, blocks_of, load_recipe
@@ -68,9 +69,15 @@ def run_stage(scene: Scene) -> str:
 
     Raises:
         NonFiniteError: training has diverged; the report of it is written.
+        CompiledCodeError: compiled code raised past the guard; the verdict for the next attempt is written.
     """
     attempt = scene.attempt
     log.info("attempt %s", attempt.model_dump_json(by_alias=True, exclude_none=True))
+    if scene.ranks.world_size != attempt.stage.world_size:
+        raise MessageError(
+            f"stage {attempt.stage.name} is laid out for {attempt.stage.world_size} processes, "
+            f"{scene.ranks.world_size} were started"
+        )
     checkpoints = Checkpoints.of(attempt, root=scene.root, group=scene.ranks.control, notice=scene.notice)
     checkpoints.claim()
     context = RecipeContext(device=scene.ranks.device, seed=attempt.training.seed)
@@ -80,17 +87,28 @@ def run_stage(scene: Scene) -> str:
     with _session(scene) as session:
         prepared = _laid_out(scene, recipe, is_compiled=session.is_compiled)
         loop = _loop(scene, recipe, prepared, session, checkpoints)
-        try:
-            stopped = loop.run()
-        except NonFiniteError:
-            _report(scene, loop, memory, ExitCode.NON_FINITE)
-            raise
+        stopped = _trained(scene, loop, memory)
         if not stopped:
             _export(scene, recipe, prepared)
         _report(scene, loop, memory, ExitCode.STOPPED if stopped else ExitCode.DONE)
         prepared.close()
     scene.telemetry.phase(progress.DONE)
     return stopped
+
+
+def _trained(scene: Scene, loop: Loop, memory: Sequence[MemoryPrediction]) -> str:
+    try:
+        return loop.run()
+    except NonFiniteError:
+        _report(scene, loop, memory, ExitCode.NON_FINITE)
+        raise
+    except Exception as error:
+        from ctj_trainer.failures import CompiledCodeError, kind_of
+
+        reason = loop.parts.session.blame(error) if kind_of(error) is ExitCode.USER_CODE else ""
+        if not reason:
+            raise
+        raise CompiledCodeError(f"step {loop.step + 1}: {reason}; the next attempt runs this stage eager") from error
 
 
 def _predicted(scene: Scene, recipe: Recipe) -> Sequence[MemoryPrediction]:

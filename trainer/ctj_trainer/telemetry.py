@@ -1,5 +1,7 @@
 """What does the outside see of a running rank? Progress of the pod, metrics and records, written in one place."""
 
+import logging
+import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,6 +15,8 @@ from ctj_trainer.metrics import RankMetrics
 from ctj_trainer.progress import ProgressWriter
 from ctj_trainer.ranks import Ranks
 from ctj_trainer.records import RecordWriter, StepRecord
+
+log = logging.getLogger("ctj")
 
 
 class Telemetry:
@@ -34,10 +38,14 @@ class Telemetry:
         self._pod = pod
         self._records = records
         self._phase = progress.STARTING
+        self._entered: set[str] = set()
         self._facts = CompileFacts()
 
     def phase(self, phase: str) -> None:
-        """Enter a phase of `Progress`."""
+        """Enter a phase of `Progress`; its first time is logged with the seconds since this process began."""
+        if phase not in self._entered:
+            self._entered.add(phase)
+            log.info("%-9s after %5.1f s (%.1f s of CPU)", phase, _process_seconds(), time.process_time())
         self._phase = phase
         self._tell(phase=phase)
 
@@ -123,6 +131,16 @@ class Telemetry:
     def _add_if_any(self, name: str, amount: int, label: str) -> None:
         if amount:
             self._metrics.add(name, amount, label=label)
+
+
+def _process_seconds() -> float:
+    """Wall time since the process started, imports included; 0 where the system does not tell."""
+    try:
+        started = float(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        now = float(Path("/proc/uptime").read_text().split()[0])
+    except OSError:
+        return 0.0
+    return now - started / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager

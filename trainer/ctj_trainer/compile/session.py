@@ -1,5 +1,7 @@
 """How do the regions of this stage run, step by step? Holds the verdict and the one place where it changes."""
 
+import logging
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,10 +14,13 @@ from ctj_trainer.compile.guard import CompileGuard
 from ctj_trainer.compile.probe import Pass, probe
 from ctj_trainer.compile.timing import WARM_STEPS, StepTime, measure_speed, plan_timing
 from ctj_trainer.compile.verdict import Cause, Decision, give_up, judge_probe, judge_speed, store
-from ctj_trainer.compile.watch import CompileFacts, StormRule
+from ctj_trainer.compile.watch import CompileFacts, StormRule, one_line
 from ctj_trainer.ranks import Ranks
 from ctj_trainer.records import StepRecord
 from ctj_trainer.strategies.prepared import Prepared
+
+log = logging.getLogger("ctj")
+_COMPILER_FOLDERS = ("/torch/_dynamo/", "/torch/_inductor/", "/torch/_functorch/")
 
 
 def why_not_compiled(attempt: Attempt, decision: Decision | None) -> str:
@@ -139,6 +144,18 @@ class CompileSession:
         before = self.decision
         self._decide(give_up(before, cause=cause, reason=reason), keep=cause is not Cause.CONTROL)
 
+    def blame(self, error: Exception) -> str:
+        """Return why the next attempt runs eager, if `error` came out of compiled code; else nothing.
+
+        Not collective: one rank may have failed while its peers wait, so this attempt is lost. The verdict is stored
+        for the next one. A mistake in the recipe's own code looks the same here, and will show itself there.
+        """
+        if self._guard is None or self._guard.mode is Mode.EAGER or not _came_through_compiler(error):
+            return ""
+        reason = one_line(f"compiled code raised {type(error).__name__}: {error}")
+        store(give_up(self.decision, cause=Cause.COMPILER, reason=reason), self._folder, stage=self._attempt.stage.name)
+        return reason
+
     def _conclude(self) -> None:
         assert self.decision is not None
         # Clocks differ between ranks, the verdict must not.
@@ -148,5 +165,11 @@ class CompileSession:
 
     def _decide(self, decision: Decision, *, keep: bool = True) -> None:
         self.decision = decision
+        log.info("compile verdict: %s: %s", decision.verdict.mode, decision.verdict.reason)
         if keep and self._ranks.rank == 0:
             store(decision, self._folder, stage=self._attempt.stage.name)
+
+
+def _came_through_compiler(error: Exception) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(part in frame.filename for frame in frames for part in _COMPILER_FOLDERS)

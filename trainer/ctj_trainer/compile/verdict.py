@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -98,7 +99,7 @@ def give_up(before: Decision | None, *, cause: Cause, reason: str) -> Decision:
 def store(decision: Decision, folder: Path, *, stage: str) -> None:
     """Write the decision into the attempt's folder."""
     document = {"stage": stage, "cause": decision.cause, **decision.verdict.to_document()}
-    draft = folder / f".{FILE}.tmp"
+    draft = folder / f".{FILE}.{os.getpid()}.tmp"
     draft.write_text(json.dumps(document))
     draft.replace(folder / FILE)
 
