@@ -52,7 +52,7 @@ def saved(folder: Path, *, shard_size: str = "5GB", **changes: Any) -> LlamaForC
     torch.manual_seed(1)
     theirs = LlamaForCausalLM(LlamaConfig(**SIZES, **changes))
     for parameter in theirs.parameters():  # norms are 1 at first: a norm applied twice would not show
-        torch.nn.init.normal_(parameter, mean=0.02, std=0.1)
+        torch.nn.init.normal_(parameter, mean=1.0 if parameter.dim() == 1 else 0.0, std=0.15)
     theirs.save_pretrained(folder, max_shard_size=shard_size)
     return theirs
 
@@ -65,7 +65,7 @@ def test_outputs_equal_transformers(tmp_path: Path, variant: str) -> None:
     with torch.no_grad():
         expected = theirs(tokens).logits
         torch.testing.assert_close(ours(tokens), expected, rtol=1e-5, atol=1e-5)
-    assert expected.std() > 0.1
+    assert expected.std() > 0.5
 
 
 def test_gradients_equal_transformers(tmp_path: Path) -> None:
