@@ -65,20 +65,22 @@ class Credentials:
     token: Callable[[], str | None]
 
 
+class CannotLogIn(ValueError):
+    """There is no usable login; the message says what was tried."""
+
+
 def log_in(kubeconfig: str | None = None) -> Credentials:
     """Use the named file, else the pod's service account, else kubectl's configuration.
 
     Raises:
-        kubernetes.config.ConfigException: none of them is there.
+        CannotLogIn: none of them is there.
     """
     configuration = kubernetes.client.Configuration()
-    if kubeconfig:
-        _config.load_kube_config(kubeconfig, client_configuration=configuration)
-    else:
-        try:
-            _config.load_incluster_config(client_configuration=configuration)
-        except _config.ConfigException:
-            _config.load_kube_config(client_configuration=configuration)
+    try:
+        _load(configuration, kubeconfig)
+    except (_config.ConfigException, OSError) as error:
+        tried = f"--kubeconfig {kubeconfig}" if kubeconfig else "a service account, KUBECONFIG and ~/.kube/config"
+        raise CannotLogIn(f"no login for an API server: tried {tried}: {error}") from error
 
     def token() -> str | None:
         header = configuration.get_api_key_with_prefix("BearerToken")
@@ -109,6 +111,16 @@ class _Request:
     @property
     def url(self) -> str:
         return self.path + (f"?{urlencode(self.query)}" if self.query else "")
+
+
+def _load(configuration: kubernetes.client.Configuration, kubeconfig: str | None) -> None:
+    if kubeconfig:
+        _config.load_kube_config(kubeconfig, client_configuration=configuration)
+        return
+    try:
+        _config.load_incluster_config(client_configuration=configuration)
+    except _config.ConfigException:
+        _config.load_kube_config(client_configuration=configuration)
 
 
 RequestObserver = Callable[[str, str, int, float], None]

@@ -42,6 +42,8 @@ class Leadership:
         self._on_lost = on_lost
         self._renewed_at = float("-inf")
         self._seen: tuple[str, float] = ("", 0.0)
+        self._mine: Document | None = None
+        """The lease as this process last wrote it: renewing needs no read."""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -101,20 +103,24 @@ class Leadership:
 
     def _take(self) -> bool:
         """Renew, or take what is free or dead; the version makes sure that one contender wins."""
-        try:
-            stored = self._client.get(LEASES, namespace=self._lease.namespace, name=self._lease.name)
-        except NotFound:
-            stored = None
+        stored = self._mine or self._read()
         try:
             if stored is None:
-                self._client.create(LEASES, self._build())
-                return True
-            if stored["spec"].get("holderIdentity") != self._lease.identity and not self._is_free(stored):
+                self._mine = self._client.create(LEASES, self._build())
+            elif stored["spec"].get("holderIdentity") == self._lease.identity or self._is_free(stored):
+                self._mine = self._client.replace(LEASES, self._renew(stored))
+            else:
                 return False
-            self._client.replace(LEASES, self._renew(stored))
-        except (AlreadyExists, Stale):
+        except (AlreadyExists, Stale, NotFound):
+            self._mine = None  # somebody else wrote it: look before the next try
             return False
         return True
+
+    def _read(self) -> Document | None:
+        try:
+            return self._client.get(LEASES, namespace=self._lease.namespace, name=self._lease.name)
+        except NotFound:
+            return None
 
     def _is_free(self, stored: Document) -> bool:
         spec = stored["spec"]

@@ -8,6 +8,7 @@ import threading
 import time
 from typing import Any
 
+from ctj_operator.cluster.api_errors import Gone, Unavailable
 from ctj_operator.cluster.backend import ClusterBackend
 from ctj_operator.cluster.caches import Children, JobCache, key_of
 from ctj_operator.cluster.client import JOBS, PODS, TRAINING_JOBS, ApiClient, log_in
@@ -28,6 +29,8 @@ from ctj_operator.core.reconcile import reconcile
 Document = dict[str, Any]
 
 _FINISH_SECONDS = 20.0
+_PATIENCE_SECONDS = 120.0
+_PAUSE_SECONDS = 1.0
 _STUCK_SECONDS = 300.0  # a pass makes a handful of requests of at most 30 s each
 
 logger = logging.getLogger(__name__)
@@ -121,11 +124,28 @@ class Operator:
         for reflector in self._reflectors:
             reflector.synced.wait()
         for scope in scopes:
-            documents, _ = self._client.list(TRAINING_JOBS, namespace=scope)
-            for document in documents:
+            for document in self._list_jobs(scope):
                 self._see(None, document)
         self._synced = True
         logger.info("caches filled in %.2f s: %s jobs", time.monotonic() - started, len(self._jobs.all()))
+
+    def _list_jobs(self, scope: str | None) -> list[Document]:
+        """List the jobs; a server that starts, or has just been given the kind, is asked again.
+
+        Raises:
+            ApiError: it keeps refusing, or does not know the kind.
+        """
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            try:
+                documents, _ = self._client.list(TRAINING_JOBS, namespace=scope)
+            except (Unavailable, Gone) as error:
+                if time.monotonic() > deadline:
+                    raise
+                logger.warning("listing jobs: %s", error)
+                time.sleep(_PAUSE_SECONDS)
+            else:
+                return documents
 
     def _see(self, kind: str | None, document: Document) -> None:
         """Take in one object from a listing or a watch; what we wrote ourselves is known already."""

@@ -38,7 +38,7 @@ class ProgressScraper:
         self._on_news = on_news
         self._targets: dict[str, _Target] = {}
         self._lock = threading.Lock()
-        self._http = urllib3.PoolManager(num_pools=64, retries=False, timeout=_TIMEOUT_SECONDS)
+        self._http = urllib3.PoolManager(num_pools=64, maxsize=_THREADS, retries=False, timeout=_TIMEOUT_SECONDS)
 
     def start(self) -> None:
         """Scrape in daemon threads until the process ends."""
