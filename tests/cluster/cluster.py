@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,7 +36,6 @@ class Cluster:
     """An API server with one node."""
 
     plane: ControlPlane
-    node: "subprocess.Popen[bytes]"
     node_directory: Path
 
     def pod_folder(self, namespace: str, pod: str) -> Path:

@@ -119,6 +119,18 @@ def start(directory: Path, *, lasting: bool = False) -> ControlPlane:
     return plane
 
 
+def start_node(plane: ControlPlane, *, lasting: bool = False) -> Path:
+    """Start the kubelet stand-in and return its folder."""
+    folder = plane.directory / "node"
+    flags = ["--kubeconfig", str(plane.kubeconfig), "--directory", str(folder)]
+    command = [sys.executable, "-m", "tests.cluster.kubelet", *flags]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # the current folder may be kept out by PYTHONSAFEPATH
+    plane.processes.append(
+        process.start("kubelet", command, directory=plane.directory, env=environment, lasting=lasting)
+    )
+    return folder
+
+
 def stop(plane: ControlPlane) -> None:
     """End the processes in reverse order of their start."""
     for running in reversed(plane.processes):
@@ -216,8 +228,6 @@ def _controller_flags(directory: Path) -> list[str]:
         "--leader-elect=false",
         "--kube-api-qps=200",
         "--kube-api-burst=400",
-        "--concurrent-gc-syncs=5",
-        "--concurrent-serviceaccount-token-syncs=1",
     ]
 
 
@@ -240,10 +250,7 @@ def _last_lines(logs: Path, count: int = 8) -> str:
 
 def _up(directory: Path) -> None:
     plane = start(directory, lasting=True)
-    node = [sys.executable, "-m", "tests.cluster.kubelet", "--kubeconfig", str(plane.kubeconfig)]
-    process.start(
-        "kubelet", [*node, "--directory", str(directory / "node")], directory=directory, env=os.environ, lasting=True
-    )
+    start_node(plane, lasting=True)
     print(f"up. export KUBECONFIG={plane.kubeconfig}; kubectl is {plane.bin / 'kubectl'}")
 
 

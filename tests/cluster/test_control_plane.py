@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.cluster.cluster import wait_until
 
 ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def living(directory: Path) -> list[str]:
@@ -30,7 +31,7 @@ def test_it_dies_with_a_killed_test_run(tmp_path: Path) -> None:
         "import sys, time; from pathlib import Path; from tests.cluster import control_plane\n"
         "control_plane.start(Path(sys.argv[1])); print('up', flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE) as run:
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env=ENVIRONMENT, stdout=subprocess.PIPE) as run:
         assert run.stdout is not None
         assert run.stdout.readline() == b"up\n"
         assert living(tmp_path) == ["etcd", "kube-apiserver", "kube-controller-manager"]
@@ -40,9 +41,9 @@ def test_it_dies_with_a_killed_test_run(tmp_path: Path) -> None:
 
 def test_it_can_be_started_and_stopped_by_hand(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.cluster.control_plane"]
-    subprocess.run([*command, "up", str(tmp_path)], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run([*command, "up", str(tmp_path)], env=ENVIRONMENT, check=True, capture_output=True)
     try:
         assert living(tmp_path) == ["etcd", "kube-apiserver", "kube-controller-manager", "kubelet"]
     finally:
-        subprocess.run([*command, "down", str(tmp_path)], cwd=ROOT, check=True)
+        subprocess.run([*command, "down", str(tmp_path)], env=ENVIRONMENT, check=True)
     assert living(tmp_path) == []
