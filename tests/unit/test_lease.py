@@ -72,7 +72,7 @@ def contender(leases: Leases, identity: str, *, on_lost: Callable[[], None] = la
 
 def test_the_first_leads_until_it_hands_over(leases: Leases) -> None:
     first, second = contender(leases, "first"), contender(leases, "second")
-    assert first.acquire()
+    first.acquire()
     waiting = threading.Thread(target=second.acquire)
     waiting.start()
     time.sleep(1.2)  # longer than the lease: it is renewed
@@ -90,7 +90,7 @@ def test_a_dead_leader_is_replaced_when_its_lease_has_stood_still_for_its_durati
     leases.create(None, {"metadata": {}, "spec": {"holderIdentity": "dead", "leaseDurationSeconds": 1}})
     second = contender(leases, "second")
     started = time.monotonic()
-    assert second.acquire()
+    second.acquire()
     assert time.monotonic() - started >= 1.0
     second.release()
 
@@ -98,7 +98,7 @@ def test_a_dead_leader_is_replaced_when_its_lease_has_stood_still_for_its_durati
 def test_a_leader_without_the_server_stops_leading_before_others_may_start(leases: Leases) -> None:
     lost = threading.Event()
     leader = contender(leases, "leader", on_lost=lost.set)
-    assert leader.acquire()
+    leader.acquire()
     leases.reachable = False
     assert lost.wait(0.6)
     assert not leader.is_held()
@@ -108,7 +108,7 @@ def test_a_leader_without_the_server_stops_leading_before_others_may_start(lease
 def test_a_leader_that_was_replaced_does_not_take_the_lease_back(leases: Leases) -> None:
     lost = threading.Event()
     leader = contender(leases, "leader", on_lost=lost.set)
-    assert leader.acquire()
+    leader.acquire()
     assert leases.stored is not None
     thief = copy.deepcopy(leases.stored)
     thief["spec"] |= {"holderIdentity": "other", "leaseDurationSeconds": 60}
@@ -116,14 +116,3 @@ def test_a_leader_that_was_replaced_does_not_take_the_lease_back(leases: Leases)
     assert lost.wait(2.0)
     leader.release()
     assert leases.holder == "other"
-
-
-def test_waiting_ends_when_the_process_is_told_to_stop(leases: Leases) -> None:
-    leases.create(None, {"metadata": {}, "spec": {"holderIdentity": "x", "leaseDurationSeconds": 60}})
-    second = contender(leases, "second")
-    answers: list[bool] = []
-    waiting = threading.Thread(target=lambda: answers.append(second.acquire()))
-    waiting.start()
-    second.stop_waiting()
-    waiting.join(5)
-    assert answers == [False]

@@ -35,8 +35,9 @@ class EventPoster:
 
     def stop(self, *, seconds: float) -> None:
         """Post what waits, for at most `seconds`."""
-        self._waiting.put(None)
-        self._thread.join(seconds)
+        if self._thread.is_alive():
+            self._waiting.put(None)
+            self._thread.join(seconds)
 
     def post(self, job: JobIdentity, event: Event, *, once_per: str) -> None:
         """Queue one event; the same event with the same `once_per` is posted once, whoever repeats it."""

@@ -51,17 +51,14 @@ class Leadership:
         """May this process still write? True for less long than others wait."""
         return time.monotonic() - self._renewed_at < self._lease.seconds * _GIVE_UP_SHARE
 
-    def acquire(self) -> bool:
-        """Wait until this process leads; False if it was told to stop before."""
+    def acquire(self) -> None:
+        """Wait until this process leads."""
         logger.info("waiting for lease %s/%s as %s", self._lease.namespace, self._lease.name, self._lease.identity)
-        while not self._stopping.is_set():
-            if self._try():
-                self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
-                self._thread.start()
-                logger.info("leading")
-                return True
-            self._stopping.wait(self._lease.seconds * _RETRY_SHARE)
-        return False
+        while not self._try():
+            time.sleep(self._lease.seconds * _RETRY_SHARE)
+        self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
+        self._thread.start()
+        logger.info("leading")
 
     def release(self) -> None:
         """Hand the lease back, so that the next leader need not wait for it to run out."""
@@ -78,10 +75,6 @@ class Leadership:
         except ApiError as error:
             logger.warning("lease not released, the next leader waits for it to run out: %s", error)
         self._renewed_at = float("-inf")
-
-    def stop_waiting(self) -> None:
-        """End `acquire`."""
-        self._stopping.set()
 
     def _keep(self) -> None:
         while not self._stopping.wait(self._lease.seconds * _RETRY_SHARE):

@@ -29,6 +29,7 @@ from ctj_operator.core.reconcile import reconcile
 Document = dict[str, Any]
 
 _FINISH_SECONDS = 20.0
+_FLUSH_SECONDS = 2.0
 _PATIENCE_SECONDS = 120.0
 _PAUSE_SECONDS = 1.0
 _STUCK_SECONDS = 300.0  # a pass makes a handful of requests of at most 30 s each
@@ -90,25 +91,29 @@ class Operator:
 
     def run(self) -> int:
         """Run until told to stop; return the process's exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.default_int_handler)  # kopf takes both over once it runs
         self._probes.start()
         logger.info("serving /metrics, /healthz and /readyz on port %s", self._probes.port)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._leadership.stop_waiting())
-        if not self._leadership.acquire():
-            return 0
         try:
-            self._fill_caches()
-            self._poster.start()
-            self._scraper.start()
-            self._workers.start()
-            threading.Thread(target=self._resync, name="resync", daemon=True).start()
-            asyncio.run(watch_jobs(self._credentials, namespaces=self._settings.namespaces, on_event=self._see))
+            self._leadership.acquire()
+            self._lead()
+        except KeyboardInterrupt:
+            logger.info("told to stop before anything was begun")
         finally:
             finished = self._workers.stop(seconds=_FINISH_SECONDS)
-            self._poster.stop(seconds=2.0)
+            self._poster.stop(seconds=_FLUSH_SECONDS)
             self._leadership.release()
         logger.info("stopped%s", "" if finished else "; some passes did not end in time")
         return 0
+
+    def _lead(self) -> None:
+        self._fill_caches()
+        self._poster.start()
+        self._scraper.start()
+        self._workers.start()
+        threading.Thread(target=self._resync, name="resync", daemon=True).start()
+        asyncio.run(watch_jobs(self._credentials, namespaces=self._settings.namespaces, on_event=self._see))
 
     def _fill_caches(self) -> None:
         """List everything once before anything is decided; kopf's own listing (460 a second) brings nothing new."""

@@ -54,7 +54,8 @@ def newest_step(root: Path, attempt: Attempt) -> int:
 
 
 def save(root: Path, attempt: int, step: int) -> None:
-    (root / names.attempt_folder(attempt) / names.step_folder(step)).mkdir(parents=True)
+    if os.environ[names.ENV_NODE_RANK] == "0":
+        (root / names.attempt_folder(attempt) / names.step_folder(step)).mkdir(parents=True)
 
 
 def stop_is_asked() -> bool:
