@@ -45,6 +45,27 @@ def test_compiled_steps_give_eager_losses_with_one_graph_and_no_recompile(
     assert report.compile.speedup is not None
 
 
+@pytest.mark.parametrize(
+    ("strategy", "training"),
+    [
+        ("ddp", {"precision": "bf16"}),
+        ("ddp", {"activationCheckpointing": "Blocks"}),
+        ("fsdp", {"activationCheckpointing": "Blocks", "precision": "bf16"}),
+        ("zero3", {"activationCheckpointing": "Blocks"}),
+    ],
+)
+def test_recomputed_and_bf16_blocks_compile_to_one_graph_as_well(
+    ranks: Ranks, tmp_path: Path, strategy: str, training: dict[str, Any]
+) -> None:
+    document = attempt(strategy, end=6, recipe=CAUSAL_LM, training=training)
+    result = ranks(run, document=document, root=str(tmp_path))[0]
+    report = report_of(tmp_path)
+    assert report.mode == "Compiled", report.compile
+    assert report.measurements["recompilesAfterWarmup"] == 0
+    assert report.measurements["graphBreaks"] == 0
+    assert result["records"][6]["graphs"] == 1
+
+
 @pytest.mark.parametrize("backend", ["fails_forward", "fails_backward", "fails_on_rank_1"])
 def test_a_failing_compiler_costs_speed_and_nothing_else(
     ranks: Ranks, tmp_path: Path, eager_losses: list[float], backend: str

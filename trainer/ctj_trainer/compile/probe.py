@@ -32,7 +32,7 @@ Pass = Callable[[int], Outcome]
 
 def probe(run: Pass, *, inner: nn.Module, guard: CompileGuard, limits: Limits, ranks: Ranks) -> ProbeResult:
     """Compare the two forms. Leaves weights, buffers, generators and optimizer as they were. Collective."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[ranks.device] if ranks.device.type == "cuda" else []):
         result = _compare(run, inner, guard, ranks)
         if result.problem or _within(result, limits) or not _is_stochastic(run, inner, guard):
             return result

@@ -164,6 +164,8 @@ class CompileSession:
         self._decide(judge_speed(self.decision, speed, self._attempt.compile, compile_seconds=compile_seconds))
 
     def _decide(self, decision: Decision, *, keep: bool = True) -> None:
+        if decision == self.decision:
+            return
         self.decision = decision
         log.info("compile verdict: %s: %s", decision.verdict.mode, decision.verdict.reason)
         if keep and self._ranks.rank == 0:
