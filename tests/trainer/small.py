@@ -15,7 +15,7 @@ from ctj_trainer.batches import SampleOrder, micro_batches
 from ctj_trainer.checkpoint import Checkpoints, Description
 from ctj_trainer.optimizer import Schedule
 from ctj_trainer.recipe import Recipe, RecipeContext, collate, load_recipe
-from ctj_trainer.strategies import prepare
+from ctj_trainer.strategies import Place, prepare
 from ctj_trainer.strategies.prepared import Prepared
 
 CPU = torch.device("cpu")
@@ -87,12 +87,14 @@ class Trained:
 
 
 @contextmanager
-def trained(strategy: Strategy, *, of: Recipe | None = None, **changes: Any) -> Iterator[Trained]:
+def trained(
+    strategy: Strategy, *, of: Recipe | None = None, place: Place | None = None, **changes: Any
+) -> Iterator[Trained]:
     """A model ready to train; under `single` each rank of a pair has its own."""
     group_of(strategy)  # made by all ranks together, though not all of them may save
     chosen, settings = of or recipe(), training(**changes)
     prepared = prepare(
-        strategy, chosen, training=settings, micro_batch_size=settings.micro_batch_size, device=CPU, place=None
+        strategy, chosen, training=settings, micro_batch_size=settings.micro_batch_size, device=CPU, place=place
     )
     try:
         yield Trained(strategy=strategy, prepared=prepared, recipe=chosen, training=settings)

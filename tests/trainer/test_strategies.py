@@ -212,6 +212,44 @@ def test_compiling_is_placed_once_before_sharding_and_after_leaves(ranks: Ranks,
     assert ranks(order_of_placement, strategy=strategy)[0] == (True, False, strategy is Strategy.ZERO3)
 
 
+def compiled_and_eager(strategy: Strategy, **changes: Any) -> dict[str, Any]:
+    from torch._dynamo.utils import counters
+
+    from ctj_api.spec import Compile
+    from ctj_trainer.compile.regions import place
+    from ctj_trainer.recipe import blocks_of
+
+    whole = recipe()
+
+    def compile_in_place(inner: nn.Module, chosen: Strategy) -> None:
+        settings = Compile.from_document({"backend": "aot_eager"})
+        place(inner, blocks_of(inner, whole), settings=settings, strategy=chosen)
+
+    torch._dynamo.reset()
+    counters.clear()
+    with trained(strategy, of=whole, place=compile_in_place, **changes) as run:
+        compiled = run.run(range(1, 5))
+    with trained(strategy, of=whole, **changes) as run:
+        eager = run.run(range(1, 5))
+    seen = {"graphs": counters["stats"]["unique_graphs"], "breaks": dict(counters["graph_break"])}
+    return seen | {"compiled": compiled, "eager": eager}
+
+
+@pytest.mark.parametrize("strategy", EVERY_STRATEGY)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"activationCheckpointing": "Blocks", "precision": "bf16"}],
+    ids=["plain", "recomputed in bf16"],
+)
+def test_compiled_blocks_are_one_graph_with_the_same_losses(
+    ranks: Ranks, strategy: Strategy, changes: dict[str, Any]
+) -> None:
+    for seen in ranks(compiled_and_eager, strategy=strategy, **changes):
+        assert (seen["graphs"], seen["breaks"]) == (1, {})
+        tolerance = 3e-3 if "precision" in changes else 1e-6
+        assert seen["compiled"] == pytest.approx(seen["eager"], rel=tolerance)
+
+
 def test_zero3_without_deepspeed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 

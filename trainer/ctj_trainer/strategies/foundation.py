@@ -1,6 +1,5 @@
 """What happens to a model under every strategy before it is laid out: same weights, precision and recomputing."""
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -27,8 +26,12 @@ def build_inner(recipe: Recipe, training: Training, *, device: torch.device) -> 
 
 def recompute_in_backward(block: nn.Module) -> None:
     """Keep only the block's inputs for the backward. In place: a wrapper module would change every parameter's name."""
-    forward: Any = partial(checkpoint, block.forward, use_reentrant=False)
-    block.forward = forward
+    original = block.forward
+
+    def forward(*inputs: Any, **keywords: Any) -> Any:
+        return checkpoint(original, *inputs, use_reentrant=False, **keywords)
+
+    block.forward = forward  # type: ignore[method-assign]
 
 
 def run_in_bf16(model: nn.Module, *, device_type: str) -> None:
@@ -38,8 +41,8 @@ def run_in_bf16(model: nn.Module, *, device_type: str) -> None:
     switches autocast off around its module, cannot). No cache of cast weights: under sharding it would hold every
     block's gathered weights until the end of the forward.
     """
-    forward: Any = torch.autocast(device_type, dtype=torch.bfloat16, cache_enabled=False)(model.forward)
-    model.forward = forward
+    forward = torch.autocast(device_type, dtype=torch.bfloat16, cache_enabled=False)(model.forward)
+    model.forward = forward  # type: ignore[method-assign]
 
 
 def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
