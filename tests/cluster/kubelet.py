@@ -7,6 +7,7 @@ Running, Ready, exit code, reason, termination message. Deletion is SIGTERM, the
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -48,6 +49,7 @@ class Kubelet:
         self.directory = directory
         self.runs: dict[str, Run] = {}
         self.rendezvous: dict[tuple[str, str], int] = {}
+        self.addresses = itertools.count()
 
     async def serve(self) -> None:
         """Register the node and follow all pods until cancelled; then end every process."""
@@ -115,7 +117,8 @@ class Kubelet:
 
     async def begin(self, run: Run) -> None:
         """Lay out the sandbox and start the container's process in it."""
-        pod, ip = run.pod, f"127.1.{len(self.runs) // 250}.{len(self.runs) % 250 + 1}"
+        number = next(self.addresses)  # two pods may begin at once: each has an address of its own
+        pod, ip = run.pod, f"127.1.{number // 250}.{number % 250 + 1}"
         ports = self.ports(pod)
         config_maps = {name: await self.config_map(pod, name) for name in _config_map_names(pod)}
         run.sandbox = box.lay_out(pod, directory=self.directory, ip=ip, config_maps=config_maps, ports=ports)
