@@ -67,11 +67,28 @@ def test_a_relist_finds_missed_deletions_of_its_own_namespace_only() -> None:
     children, heard = changes()
     children.jobs.put(job_object(uid="kept"))
     children.jobs.put(job_object(uid="missed", number=2))
-    children.jobs.keep_only(["kept"], namespace="elsewhere")
+    children.jobs.keep_only(["kept"], version=20, namespace="elsewhere")
     assert len(children.jobs.of_job(JOB_UID)) == 2
-    children.jobs.keep_only(["kept"], namespace="research")
+    children.jobs.keep_only(["kept"], version=20, namespace="research")
     assert [job.uid for job in children.jobs.of_job(JOB_UID)] == ["kept"]
     assert len(heard) == 3
+
+
+def test_a_child_created_while_the_listing_was_on_its_way_is_not_taken_for_deleted() -> None:
+    children, _ = changes()
+    children.jobs.put(job_object(version=21))
+    children.jobs.keep_only([], version=20, namespace=None)
+    children.jobs.put(job_object(version=22, conditions=[condition("Failed")]))
+    assert [job.failed for job in children.jobs.of_job(JOB_UID)] == [True]
+
+
+def test_a_job_whose_deletion_was_missed_goes_with_the_next_listing() -> None:
+    jobs = JobCache()
+    jobs.put(training_job(version=9))
+    assert jobs.keep_only([], version=8, namespace=None) == []
+    assert jobs.keep_only([JOB_UID], version=20, namespace=None) == []
+    assert jobs.keep_only([], version=20, namespace=None) == ["research/llama"]
+    assert jobs.get("research/llama") is None
 
 
 def test_the_last_words_of_a_pod_stay_until_its_job_is_gone() -> None:
@@ -79,7 +96,7 @@ def test_the_last_words_of_a_pod_stay_until_its_job_is_gone() -> None:
     children.jobs.put(job_object())
     children.pods.put(pod_object(phase="Failed", **ended(11)))
     children.pods.remove("pod-1")
-    children.pods.keep_only([], namespace=None)
+    children.pods.keep_only([], version=20, namespace=None)
     assert [pod.exit_code for pod in children.pods.of_job(JOB_UID)] == [11]
     children.jobs.remove("job-1")
     assert children.pods.of_job(JOB_UID) == []

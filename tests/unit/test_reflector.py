@@ -26,8 +26,8 @@ class Heard:
     def remove(self, uid: str) -> None:
         self.told.append(("remove", uid))
 
-    def keep_only(self, uids: Iterable[str], *, namespace: str | None) -> None:
-        self.told.append((f"keep of {namespace}", sorted(uids)))
+    def keep_only(self, uids: Iterable[str], *, version: int, namespace: str | None) -> None:
+        self.told.append((f"keep of {namespace} at {version}", sorted(uids)))
 
 
 class Enough(Exception):
@@ -71,7 +71,7 @@ def test_first_the_listing_then_every_event_in_order() -> None:
         assert not reflector.synced.is_set()
         reflector.follow_once()
     assert reflector.synced.is_set()
-    assert heard.told == [("put", "a"), ("keep of research", ["a"]), ("put", "b"), ("put", "a"), ("remove", "b")]
+    assert heard.told == [("put", "a"), ("keep of research at 10", ["a"]), ("put", "b"), ("put", "a"), ("remove", "b")]
     assert server.requests[1].query["resourceVersion"] == "10"
     assert server.requests[1].query["allowWatchBookmarks"] == "true"
     assert server.requests[1].query["labelSelector"] == "training.ctj.dev/job"
@@ -109,7 +109,7 @@ def test_after_a_lost_version_the_new_listing_is_compared_with_what_was_known() 
         reflector, _ = follow(server, heard)
         with pytest.raises(Enough):
             reflector.follow()
-    assert heard.told[-2:] == [("put", "a"), ("keep of research", ["a"])]
+    assert heard.told[-2:] == [("put", "a"), ("keep of research at 50", ["a"])]
 
 
 def test_a_server_in_trouble_is_asked_less_and_less_often() -> None:

@@ -10,7 +10,7 @@ from ctj_api import names
 from ctj_api.exit_codes import RunExit
 from ctj_operator.cluster.api_errors import NotFound
 from ctj_operator.cluster.client import CannotLogIn
-from ctj_operator.cluster.operator import Operator
+from ctj_operator.cluster.operator import CannotStart, Operator
 from ctj_operator.cluster.settings import describe, parse_settings
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ def main() -> int:
     logger.info("ctj operator %s %s", ctj_api.__version__, describe(settings))
     try:
         return Operator(settings).run()
-    except CannotLogIn as problem:
+    except (CannotLogIn, CannotStart) as problem:
         logger.error("%s", problem)
     except NotFound:
         logger.error("the API server has no %s: kubectl apply -f crds/%s.yaml", names.KIND, names.PLURAL)

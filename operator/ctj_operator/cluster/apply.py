@@ -1,10 +1,11 @@
 """Makes the cluster follow a recorded decision: creates, deletes and steers children. All of it repeatable."""
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from ctj_api import names
-from ctj_api.attempt import Attempt
+from ctj_api.attempt import Attempt, JobIdentity
 from ctj_api.control import Control
 from ctj_operator.cluster.api_errors import AlreadyExists, NotFound, Refused, Stale
 from ctj_operator.cluster.caches import key_of
@@ -21,13 +22,31 @@ Document = dict[str, Any]
 _TAKEN_SECONDS = 60.0  # then the name is tried again: whoever had it may have left
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Taken:
+    """A child's name that somebody else has."""
+
+    job_uid: str
+    by: Child
+    until: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Refused:
+    """A child that the API server, or we ourselves, would not make."""
+
+    job_uid: str
+    attempt: int
+    reason: str
+
+
 class Applier:
     """Also remembers, until the next try, why a child could not be made: no watch tells that."""
 
     def __init__(self, surroundings: Surroundings):
         self._around = surroundings
-        self._taken: dict[str, tuple[float, Child]] = {}
-        self._refused: dict[str, tuple[int, str]] = {}
+        self._taken: dict[str, _Taken] = {}
+        self._refused: dict[str, _Refused] = {}
 
     def apply(self, observed: Observed, decision: Decision) -> None:
         """Tell, then act; whatever is lost in between is found missing by the next pass."""
@@ -44,23 +63,22 @@ class Applier:
         if decision.delete_job:
             self._delete(TRAINING_JOBS, observed.job.namespace, observed.job.name, uid=observed.job.uid, wait=False)
 
-    def strangers(self, job_uid: str) -> tuple[Child, ...]:
+    def strangers(self, job: JobIdentity) -> tuple[Child, ...]:
         """Return the object of somebody else that had our child's name a moment ago."""
-        until, child = self._taken.get(job_uid, (0.0, None))
-        if child is None or until < time.monotonic():
-            self._taken.pop(job_uid, None)
+        taken = self._taken.get(key_of(job.namespace, job.name))
+        if taken is None or taken.job_uid != job.uid or taken.until < time.monotonic():
             return ()
-        return (child,)
+        return (taken.by,)
 
-    def refusal(self, job_uid: str, *, attempt: int) -> str:
+    def refusal(self, job: JobIdentity, *, attempt: int) -> str:
         """Return why this attempt's child was refused when last asked for."""
-        refused_attempt, reason = self._refused.get(job_uid, (0, ""))
-        return reason if refused_attempt == attempt else ""
+        refused = self._refused.get(key_of(job.namespace, job.name))
+        return refused.reason if refused and (refused.job_uid, refused.attempt) == (job.uid, attempt) else ""
 
-    def forget(self, job_uid: str) -> None:
+    def forget(self, key: str) -> None:
         """Drop what was remembered of a job that is gone."""
-        self._taken.pop(job_uid, None)
-        self._refused.pop(job_uid, None)
+        self._taken.pop(key, None)
+        self._refused.pop(key, None)
 
     # Delete
 
@@ -112,10 +130,12 @@ class Applier:
         try:
             self._create_children(observed, attempt, owner=owner)
         except (CannotBuild, Refused) as problem:
-            self._refused[observed.job.uid] = (attempt.attempt, str(problem))
+            self._refused[_key(observed)] = _Refused(
+                job_uid=observed.job.uid, attempt=attempt.attempt, reason=str(problem)
+            )
             self._around.look_later(_key(observed), 0.0)  # so that the status says it
         else:
-            self._refused.pop(observed.job.uid, None)
+            self._refused.pop(_key(observed), None)
 
     def _owner(self, observed: Observed) -> Owner | None:
         document = self._around.jobs.get(_key(observed))
@@ -165,7 +185,8 @@ class Applier:
             state=ChildState.ACTIVE,
             ours=False,
         )
-        self._taken[observed.job.uid] = (time.monotonic() + _TAKEN_SECONDS, stranger)
+        until = time.monotonic() + _TAKEN_SECONDS
+        self._taken[_key(observed)] = _Taken(job_uid=observed.job.uid, by=stranger, until=until)
         self._around.look_later(_key(observed), 0.0)
         return None
 

@@ -35,6 +35,7 @@ class ClusterBackend:
         document = self._around.jobs.get(key)
         if document is None:
             self._around.scraper.forget(key)
+            self._applier.forget(key)
             return None
         metadata, spec, status = document["metadata"], document["spec"], _parse_status(document)
         job = JobIdentity(namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"])
@@ -47,9 +48,9 @@ class ClusterBackend:
             status=status,
             annotations=metadata.get("annotations", {}),
             deleting="deletionTimestamp" in metadata,
-            children=self._children_of(job.uid, key=key) + self._applier.strangers(job.uid),
-            create_error=self._applier.refusal(job.uid, attempt=status.attempt),
-            on_accelerator=any(stage.get("gpusPerNode") for stage in spec["ladder"]),
+            children=self._children_of(job.uid, key=key) + self._applier.strangers(job),
+            create_error=self._applier.refusal(job, attempt=status.attempt),
+            on_accelerator=any(stage.get("gpusPerNode") for stage in spec.get("ladder", [])),
         )
 
     def record(self, observed: Observed, decision: Decision) -> None:
@@ -71,8 +72,6 @@ class ClusterBackend:
     def apply(self, observed: Observed, decision: Decision) -> None:
         """Act on a decision whose status is stored."""
         self._applier.apply(observed, decision)
-        if observed.deleting:
-            self._applier.forget(observed.job.uid)
 
     def _confirm_absence(self, job: JobIdentity, current: CurrentAttempt | None) -> None:
         """Ask the server before a child that was seen is reported missing: the cache may be behind."""

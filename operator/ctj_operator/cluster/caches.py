@@ -58,6 +58,20 @@ class JobCache:
             if known and known["metadata"]["uid"] == metadata["uid"]:
                 del self._documents[key]
 
+    def keep_only(self, uids: Iterable[str], *, version: int, namespace: str | None) -> list[str]:
+        """Remove what a listing of `version` does not name, since its deletion was missed; return their keys."""
+        listed = set(uids)
+        missed = [
+            document
+            for document in self.all()
+            if namespace in (None, document["metadata"]["namespace"])
+            and read_version(document) <= version
+            and document["metadata"]["uid"] not in listed
+        ]
+        for document in missed:
+            self.remove(document)
+        return [key_of(document["metadata"]["namespace"], document["metadata"]["name"]) for document in missed]
+
     def get(self, key: str) -> Document | None:
         """Return the shared document: never change it."""
         with self._lock:
@@ -106,14 +120,14 @@ class RecordCache(Generic[R]):
             self._drop(record)
         self._on_change(key_of(record.namespace, record.job))
 
-    def keep_only(self, uids: Iterable[str], *, namespace: str | None) -> None:
-        """Remove whatever a fresh listing does not name: its deletion was missed."""
+    def keep_only(self, uids: Iterable[str], *, version: int, namespace: str | None) -> None:
+        """Remove what a listing of `version` does not name, since its deletion was missed; what is newer stays."""
         listed = set(uids)
         with self._lock:
-            known = [r.uid for r in self._records.values() if namespace in (None, r.namespace)]
-        for uid in known:
-            if uid not in listed:
-                self.remove(uid)
+            known = [r for r in self._records.values() if namespace in (None, r.namespace) and r.version <= version]
+        for record in known:
+            if record.uid not in listed:
+                self.remove(record.uid)
 
     def of_job(self, job_uid: str) -> list[R]:
         """Return the children of one job."""

@@ -37,11 +37,16 @@ _STUCK_SECONDS = 300.0  # a pass makes a handful of requests of at most 30 s eac
 logger = logging.getLogger(__name__)
 
 
+class CannotStart(Exception):
+    """The API server does not let this process begin; the pod is started again."""
+
+
 class Operator:
     """One process: follower at first, leader once it holds the lease."""
 
     def __init__(self, settings: Settings):
         self._settings = settings
+        self._scopes: tuple[str | None, ...] = settings.namespaces or (None,)
         self._synced = False
         credentials = self._credentials = log_in(settings.kubeconfig)
         self._queue = WorkQueue()
@@ -118,8 +123,7 @@ class Operator:
     def _fill_caches(self) -> None:
         """List everything once before anything is decided; kopf's own listing (460 a second) brings nothing new."""
         started = time.monotonic()
-        scopes: tuple[str | None, ...] = self._settings.namespaces or (None,)
-        for scope in scopes:
+        for scope in self._scopes:
             self._reflectors += [
                 Reflector(self._client, JOBS, namespace=scope, cache=self._children.jobs),
                 Reflector(self._client, PODS, namespace=scope, cache=self._children.pods),
@@ -128,29 +132,28 @@ class Operator:
             reflector.start()
         for reflector in self._reflectors:
             reflector.synced.wait()
-        for scope in scopes:
-            for document in self._list_jobs(scope):
-                self._see(None, document)
+        deadline = started + _PATIENCE_SECONDS
+        while not self._list_jobs():
+            if time.monotonic() > deadline:
+                raise CannotStart(f"the jobs could not be listed for {_PATIENCE_SECONDS:.0f} s")
+            time.sleep(_PAUSE_SECONDS)
         self._synced = True
         logger.info("caches filled in %.2f s: %s jobs", time.monotonic() - started, len(self._jobs.all()))
 
-    def _list_jobs(self, scope: str | None) -> list[Document]:
-        """List the jobs; a server that starts, or has just been given the kind, is asked again.
-
-        Raises:
-            ApiError: it keeps refusing, or does not know the kind.
-        """
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while True:
-            try:
-                documents, _ = self._client.list(TRAINING_JOBS, namespace=scope)
-            except (Unavailable, Gone) as error:
-                if time.monotonic() > deadline:
-                    raise
-                logger.warning("listing jobs: %s", error)
-                time.sleep(_PAUSE_SECONDS)
-            else:
-                return documents
+    def _list_jobs(self) -> bool:
+        """Compare the cache with a listing; False if the server had no time for it (it starts, the kind is new)."""
+        try:
+            for scope in self._scopes:
+                documents, version = self._client.list(TRAINING_JOBS, namespace=scope)
+                for document in documents:
+                    self._see(None, document)
+                uids = [document["metadata"]["uid"] for document in documents]
+                for key in self._jobs.keep_only(uids, version=int(version), namespace=scope):
+                    self._queue.add(key)
+        except (Unavailable, Gone) as error:
+            logger.warning("listing jobs: %s", error)
+            return False
+        return True
 
     def _see(self, kind: str | None, document: Document) -> None:
         """Take in one object from a listing or a watch; what we wrote ourselves is known already."""
@@ -167,9 +170,10 @@ class Operator:
         return reconcile(self._backend, key)
 
     def _resync(self) -> None:
-        """Look at every job now and then, whatever was missed."""
+        """Look at every job now and then, whatever was missed; kopf does not notice a deletion between two watches."""
         while True:
             time.sleep(self._settings.resync_seconds)
+            self._list_jobs()
             for document in self._jobs.all():
                 self._queue.add(key_of(document["metadata"]["namespace"], document["metadata"]["name"]))
 
@@ -178,10 +182,13 @@ class Operator:
 
     def _heard_at(self) -> dict[str, float]:
         offset = time.time() - time.monotonic()
-        return {reflector.resource.plural: reflector.heard_at + offset for reflector in self._reflectors}
+        heard = [reflector for reflector in self._reflectors if reflector.heard_at]
+        return {reflector.resource.plural: reflector.heard_at + offset for reflector in heard}
 
     def _unhealthy(self) -> str:
         """Not a matter of the API server: its outage must not restart every replica."""
+        if not all(reflector.is_alive() for reflector in self._reflectors):
+            return "a watch has ended; see the log"
         longest = self._queue.numbers().longest_work_seconds
         return f"a pass has been going on for {longest:.0f} s" if longest > _STUCK_SECONDS else ""
 

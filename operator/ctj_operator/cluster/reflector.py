@@ -32,8 +32,8 @@ class Cache(Protocol):
     def remove(self, uid: str) -> None:
         """Take in that an object is gone."""
 
-    def keep_only(self, uids: Iterable[str], *, namespace: str | None) -> None:
-        """Take in that of `namespace` (None: everywhere) only these are left."""
+    def keep_only(self, uids: Iterable[str], *, version: int, namespace: str | None) -> None:
+        """Take in that of `namespace` (None: everywhere) only these were left at `version`."""
 
 
 class Reflector:
@@ -54,6 +54,7 @@ class Reflector:
         self._cache = cache
         self._pause = pause
         self._version: str | None = None
+        self._thread = threading.Thread(target=self.follow, name=f"watch {resource.plural}", daemon=True)
         self.synced = threading.Event()
         """Set once the first listing is in the cache."""
         self.heard_at = 0.0
@@ -61,7 +62,11 @@ class Reflector:
 
     def start(self) -> None:
         """Follow in a daemon thread: it sits in a read for most of its life and dies with the process."""
-        threading.Thread(target=self.follow, name=f"watch {self.resource.plural}", daemon=True).start()
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        """False if a bug has ended it: what is known grows old."""
+        return self._thread.is_alive()
 
     def follow(self) -> None:
         """Follow for ever."""
@@ -105,5 +110,6 @@ class Reflector:
         self.heard_at = time.monotonic()
         for document in documents:
             self._cache.put(document)
-        self._cache.keep_only((d["metadata"]["uid"] for d in documents), namespace=self._namespace)
+        uids = [document["metadata"]["uid"] for document in documents]
+        self._cache.keep_only(uids, version=int(self._version), namespace=self._namespace)
         self.synced.set()
