@@ -1,9 +1,10 @@
 """Behaves as `ctj_trainer.supervisor` towards the runner, without torch.
 
 Steps, checkpoints, control, report, exit code; what it does is told by `spec.recipe.config`: {stepSeconds, worker,
-fail: {stage, step, attempts, code}, worse: {stage: {measurement: value}}}.
+fillDiskAt, fail: {stage, step, attempts, code}, worse: {stage: {measurement: value}}}.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -112,6 +113,12 @@ def record(step: int, replay: bool) -> None:
         file.write(json.dumps(line) + "\n")
 
 
+def fill_disk() -> None:
+    with contextlib.suppress(OSError), (ROOT / "filler").open("wb", buffering=0) as file:
+        while file.write(b"x" * 4096):
+            pass
+
+
 def fail_here(step: int) -> int | None:
     fail = CONFIG.get("fail", {})
     wanted = (
@@ -148,6 +155,8 @@ def main() -> None:
                 checkpoint,
                 {"rank": 1, "reason": "UserCode", "message": "the loss is gone", "lastLines": "line 1"},
             )
+        if step == CONFIG.get("fillDiskAt"):
+            fill_disk()
         record(step, replay=step <= ATTEMPT.get("replay", {}).get("toStep", 0))
         if step in window["saveAt"] or step % every == 0:
             save(step)

@@ -3,18 +3,34 @@
 import json
 import os
 import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from tests.unit.workplace import Workplace, end
 
 from ctj_operator.cli import summary
+from ctj_operator.local import preflight
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Workplace:
     monkeypatch.setattr(summary, "write_report", lambda store: store.folder / "report.html")  # 3 s of charts each time
     return Workplace(tmp_path, monkeypatch, capsys)
+
+
+@contextmanager
+def small_disk(place: Workplace) -> Iterator[Path]:
+    """Mount 2 MiB."""
+    small = place.folder / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(small)], check=True)
+    try:
+        yield small
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
 
 
 def slow_job(place: Workplace, **config: object) -> Path:
@@ -176,7 +192,7 @@ def test_every_problem_of_a_bad_file_is_printed_at_once(place: Workplace) -> Non
 
 
 def test_json_lines_are_objects_and_end_with_the_outcome(place: Workplace) -> None:
-    ended = place.ctj("run", str(place.write_job()), "--json")
+    ended = place.ctj("run", str(slow_job(place)), "--json")
     lines = [json.loads(line) for line in ended.out.splitlines()]
     assert {"event", "progress", "end"} <= {line["kind"] for line in lines}
     assert (lines[-1]["kind"], lines[-1]["outcome"], lines[-1]["exitCode"]) == ("end", "SUCCEEDED", 0)
@@ -225,12 +241,22 @@ def test_a_work_folder_that_cannot_be_written_ends_with_4(place: Workplace) -> N
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_a_work_folder_that_is_nearly_full_ends_with_4_before_training(place: Workplace) -> None:
-    small = place.folder / "small"
-    small.mkdir()
-    assert os.system(f"mount -t tmpfs -o size=2m tmpfs {small}") == 0
-    try:
+    with small_disk(place) as small:
         ended = place.ctj("run", str(place.write_job()), "--work-dir", str(small))
-    finally:
-        os.system(f"umount {small}")
     assert ended.code == 4
     assert "MiB free" in ended.err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_work_folder_that_fills_up_while_training_ends_with_4_and_no_trainer_left(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "_MINIMUM_FREE_BYTES", 0)
+    recipe = {"name": "stand_in:build", "config": {"stepSeconds": 0.01, "fillDiskAt": 3}}
+    with small_disk(place) as small:
+        ended = place.ctj("run", str(place.write_job(recipe=recipe)), "--work-dir", str(small))
+    assert ended.code == 4
+    assert "No space left on device" in ended.err
+    assert "--work-dir" in ended.err
+    assert "Traceback" not in ended.err
+    assert place.processes() == []

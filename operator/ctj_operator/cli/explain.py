@@ -172,7 +172,7 @@ def _first_failure(status: Status) -> Iterator[str]:
     rank = "" if failure.rank is None else f", rank {failure.rank}"
     code = "" if failure.exit_code is None else f", exit code {failure.exit_code} ({_code_name(failure.exit_code)})"
     lines = [f"{failure.reason}: attempt {failure.attempt}, {failure.pod}{rank}{code}"]
-    lines += [f"| {line}" for line in failure.last_lines.splitlines()]
+    lines += [f"| {words.shortened(line)}" for line in failure.last_lines.splitlines()]
     return _section("First failure", iter(lines))
 
 

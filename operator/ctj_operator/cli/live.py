@@ -19,7 +19,6 @@ from ctj_operator.cli.view import StageRow, View, build_view
 from ctj_operator.core.decision import Event, EventType
 from ctj_operator.local.runner import Snapshot
 
-_EVERY_SECONDS = 0.25
 _EVENTS = 6
 _QUIET_SECONDS = 10.0  # heartbeats come every 2 s, also while compiling
 
@@ -40,7 +39,6 @@ class LiveScreen:
         self._live = Live(console=console, auto_refresh=False, transient=False)
         self._spinner = Spinner("dots")
         self._events: deque[Text] = deque(maxlen=_EVENTS)
-        self._next = 0.0
         self._started = time.monotonic()
         self._activity = ("", 0)
         self._active_since = self._started
@@ -64,10 +62,7 @@ class LiveScreen:
         self._add(Text(message, style="bold magenta"))
 
     def show(self, snapshot: Snapshot) -> None:
-        """Redraw, at most four times a second."""
-        if time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + _EVERY_SECONDS
+        """Redraw."""
         view = build_view(snapshot)
         if (view.activity, view.attempt) != self._activity:
             self._activity, self._active_since = (view.activity, view.attempt), time.monotonic()
@@ -75,7 +70,6 @@ class LiveScreen:
 
     def _add(self, text: Text) -> None:
         self._events.append(Text.assemble((time.strftime("%H:%M:%S "), "dim"), text))
-        self._next = 0.0
 
     def _draw(self, view: View) -> RenderableType:
         head = Text.assemble(

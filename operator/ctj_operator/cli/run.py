@@ -53,14 +53,18 @@ def run(request: Request) -> RunExit:
         Refusal: it could not be started, or its folder failed while it ran.
     """
     document = read(request.file, request.overrides)
-    folder = (request.work_dir / admitted(document)["metadata"]["name"]).absolute()
+    accepted = admitted(document)  # before anything is looked for on disk: the name becomes a folder
+    folder = (request.work_dir / accepted["metadata"]["name"]).absolute()
     try:
         if request.fresh and (folder / JOB_FILE).exists():
             with hold(folder, command=request.command):
                 print(f"The earlier run is kept in {Store(folder).move_aside()}", file=sys.stderr)
         folder.mkdir(parents=True, exist_ok=True)
         with hold(folder, command=request.command) as lock:
-            return _run_held(request, document, Store(folder), lock)
+            store = Store(folder)
+            if store.exists():
+                accepted = _as_update(document, store)
+            return _run_held(request, accepted, store, lock)
     except InUseError as error:
         raise Refusal(str(error)) from None
     except OSError as error:
@@ -68,11 +72,6 @@ def run(request: Request) -> RunExit:
 
 
 def _run_held(request: Request, document: dict[str, Any], store: Store, lock: int) -> RunExit:
-    stored = store.read_job() if store.exists() else None
-    if stored is not None:
-        document = _keep_verbs(document, stored.spec)
-        store.read_status()  # damaged: say so before anything starts
-    document = admitted(document, stored=None if stored is None else stored.document)
     spec = Spec.from_document(document["spec"])
     missing = preflight.check(spec, folder=store.folder, cache=request.cache_dir, python=trainer_python())
     if missing:
@@ -92,11 +91,16 @@ def _run_held(request: Request, document: dict[str, Any], store: Store, lock: in
     return outcome
 
 
-def _keep_verbs(document: dict[str, Any], stored: dict[str, Any]) -> dict[str, Any]:
-    """Let `ctj retry` stand: a file without a token leaves the stored one. Running again ends a pause."""
-    if "retryToken" in document["spec"] or "retryToken" not in stored:
-        return document
-    return {**document, "spec": {**document["spec"], "retryToken": stored["retryToken"]}}
+def _as_update(document: dict[str, Any], store: Store) -> dict[str, Any]:
+    """Return `document` as a change of the stored job. `ctj retry` stands: a file without a token keeps the stored one.
+
+    Raises:
+        Refusal: the change is not allowed, or the folder is damaged; nothing was started.
+    """
+    stored = store.read_job()
+    store.read_status()
+    spec = {"retryToken": stored.spec.get("retryToken", ""), **document["spec"]}
+    return admitted({**document, "spec": spec}, stored=stored.document)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Any
 
 from ctj_api.exit_codes import RunExit
 from ctj_api.spec import GateMode, Measurement, Spec
-from ctj_api.status import StageStatus
+from ctj_api.status import StagePhase, StageStatus
 from ctj_api.thresholds import Verdict, worst
 from ctj_operator.cli import explain, words
 from ctj_operator.local.store import Store
@@ -155,7 +155,7 @@ def _cells(stage: StageSummary) -> tuple[str, ...]:
     return (
         f"{stage.stage}{kind} x{stage.processes}",
         stage.steps,
-        (stage.mode or stage.phase).lower(),
+        (stage.mode if stage.phase == StagePhase.PASSED else stage.phase).lower(),
         f"{words.figure(stage.first_loss, 3)} -> {words.figure(stage.last_loss, 3)}" if trained else "-",
         stage.gates,
         words.size(stage.peak_memory_bytes),

@@ -55,3 +55,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Write rows as lines with every column as wide as its widest cell."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def shortened(line: str, width: int = 240) -> str:
+    """Cut a line a person would not read to its end."""
+    return line if len(line) <= width else f"{line[: width - 4]} ..."

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol
 
+from ctj_api import names
 from ctj_api.exit_codes import RunExit
 from ctj_api.report import Progress
 from ctj_api.status import Phase, Status
@@ -24,6 +25,7 @@ from ctj_operator.local.processes import Launch, Processes, node_folder
 from ctj_operator.local.store import JOB_FILE, Store, StoredJob
 
 _TICK_SECONDS = 0.1
+_SHOW_SECONDS = 0.25
 _LOOK_SECONDS = 1.0  # longest time between two looks: what a trainer reports shows in status within it
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -56,7 +58,7 @@ class Screen(Protocol):
         """Show what the runner itself does."""
 
     def show(self, snapshot: Snapshot) -> None:
-        """Show where the job is; called ten times a second."""
+        """Show where the job is; called four times a second."""
 
 
 class Runner:
@@ -70,6 +72,7 @@ class Runner:
         self._key = store.read_job().identity.name
         self._interrupts = 0
         self._look_at = 0.0
+        self._show_at = 0.0
         self._seen_edit = 0
 
     def run(self) -> RunExit:
@@ -94,7 +97,9 @@ class Runner:
                 if (outcome := self._outcome(status)) is not None:
                     self._screen.show(snapshot(self._store, status))
                     return outcome
-            self._screen.show(snapshot(self._store, status))
+            if time.monotonic() >= self._show_at:
+                self._show_at = time.monotonic() + _SHOW_SECONDS
+                self._screen.show(snapshot(self._store, status))
             time.sleep(_TICK_SECONDS)
         return RunExit.STOPPED
 
@@ -139,12 +144,8 @@ class Runner:
 
 def snapshot(store: Store, status: Status) -> Snapshot:
     """Read what a person may want to see now."""
-    return Snapshot(job=store.read_job(), status=status, progress=current_progress(store, status), now=time.time())
-
-
-def current_progress(store: Store, status: Status) -> Progress | None:
-    """Return what the current attempt last said of itself."""
-    if status.current is None:
-        return None
-    child = f"{store.read_job().identity.name}-{status.current.stage}-{status.current.attempt}"
-    return node_folder(store.children, child, 0).progress()
+    job, current, progress = store.read_job(), status.current, None
+    if current is not None:
+        child = names.child_name(job.identity.name, current.stage, current.attempt)
+        progress = node_folder(store.children, child, 0).progress()
+    return Snapshot(job=job, status=status, progress=progress, now=time.time())

@@ -9,6 +9,9 @@ import signal
 import time
 from pathlib import Path
 
+from ctj_api.exit_codes import RunExit
+from ctj_operator.local.refusal import Refusal
+
 _PATIENCE_SECONDS = 10.0
 
 
@@ -58,8 +61,9 @@ def end(variable: str, folder: Path) -> list[int]:
                 continue
             ended.append(pid)
         if time.monotonic() > deadline:
-            raise TimeoutError(
-                f"processes {strays} of {folder} do not die: they wait in the kernel (a hung disk or device?)"
+            raise Refusal(
+                f"processes {strays} of {folder} do not die: they wait in the kernel (a hung disk or device?)",
+                exit_code=RunExit.ENVIRONMENT,
             )
         time.sleep(0.02)
     return sorted(set(ended))
