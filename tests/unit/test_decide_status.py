@@ -184,7 +184,7 @@ def test_lists_in_status_are_bounded() -> None:
     story = Story(job_spec(restart={"maxDisruptions": 1000}))
     story.passes("single")
     story.annotations["training.ctj.dev/force-eager"] = "1"
-    for _ in range(150):
+    for _ in range(70):
         story.runs()
         story.ends(None, disrupted=True)
     assert len(story.status.remedies) == 64

@@ -100,7 +100,7 @@ def test_the_lineage_is_bounded_and_keeps_the_newest_known_checkpoint() -> None:
     story.passes("single")
     story.runs()
     story.ends(16, saved=22)
-    for _ in range(100):
+    for _ in range(70):
         story.runs()
         story.ends(None, disrupted=True)
     kept = [entry.attempt for entry in story.attempt.lineage]

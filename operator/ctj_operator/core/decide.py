@@ -11,7 +11,7 @@ from ctj_api.control import CompileControl, Control, StopControl
 from ctj_api.spec import Spec
 from ctj_api.status import ConditionType
 from ctj_operator.core import conditions, ladder, remedies
-from ctj_operator.core.decision import Decision
+from ctj_operator.core.decision import Decision, Event, EventType
 from ctj_operator.core.ended import close_attempt
 from ctj_operator.core.endings import read_ending, vanished
 from ctj_operator.core.ladder import SpecProblem
@@ -70,7 +70,8 @@ def _refuse(observed: Observed, problem: ValidationError | SpecProblem, now: flo
     """Start nothing; an attempt that runs from an earlier spec is left alone."""
     problems = str(problem) if isinstance(problem, SpecProblem) else _every_problem(problem)
     status = conditions.refused(observed.status, problems=problems, generation=observed.generation, now=now)
-    return Decision(status=status)
+    told = Event(type=EventType.WARNING, reason="InvalidSpec", message=problems[:1024])
+    return Decision(status=status, events=(told,) if status != observed.status else ())
 
 
 def _every_problem(error: ValidationError) -> str:

@@ -114,15 +114,11 @@ def _without_progress(status: Status) -> Status:
 
 def _without_doing(condition: Condition) -> Condition:
     """Blank what may wait: what the trainer is just doing, and that a child asked for was seen with pending pods."""
-    if condition.type is ConditionType.ADMITTED and condition.status is ConditionStatus.FALSE:
-        return condition
-    if condition.type is ConditionType.RUNNING and condition.status is ConditionStatus.TRUE:
-        return condition
-    blank: dict[str, object] = {"reason": "", "message": ""}
-    match condition.type:
-        case ConditionType.ADMITTED:
-            return condition.model_copy(update={**blank, "status": ConditionStatus.TRUE, "last_transition_time": ""})
-        case ConditionType.RUNNING | ConditionType.PROGRESSING:
-            return condition.model_copy(update=blank)
-        case _:
-            return condition
+    kind, status = condition.type, condition.status
+    blank = {"reason": "", "message": ""}
+    if kind is ConditionType.PROGRESSING or (kind is ConditionType.RUNNING and status is not ConditionStatus.TRUE):
+        return condition.model_copy(update=blank)
+    if kind is ConditionType.ADMITTED and status is not ConditionStatus.FALSE:
+        either = {"status": ConditionStatus.TRUE, "last_transition_time": ""}
+        return condition.model_copy(update={**blank, **either})
+    return condition

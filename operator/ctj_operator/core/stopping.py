@@ -89,4 +89,8 @@ def after_stop(situation: Situation, stage: StageStatus, *, why: Stop) -> Situat
     if why is Stop.ROLLBACK:
         return remedies.roll_back(situation, stage, reason="Requested", evidence="asked for by a person")
     # Paused, or to be replaced: the stage continues from its newest checkpoint, uncounted.
-    return situation.change_stage(stage.name, phase=StagePhase.PENDING)
+    situation = situation.change_stage(stage.name, phase=StagePhase.PENDING)
+    if why is Stop.SUSPENDED:
+        newest = f"the checkpoint of step {stage.checkpoint.step}" if stage.checkpoint is not None else "its start"
+        return situation.tell("Suspended", f"no pod is left; stage {stage.name} will go on from {newest}")
+    return situation
