@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ctj_api import __version__
+from ctj_operator.cli import DEFAULT_WORK_DIR
 from ctj_operator.local.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -23,10 +24,19 @@ app = typer.Typer(
     epilog="Start: ctj run examples/quickstart.yaml. Ask: ctj explain NAME. Each command's --help has examples.",
 )
 
+
+def _names(incomplete: str) -> list[str]:
+    """Complete the jobs of the default work folder, without an import that a Tab would wait for."""
+    folders = (path.parent.name for path in DEFAULT_WORK_DIR.glob("*/job.json"))
+    return sorted(name for name in folders if name.startswith(incomplete) and "." not in name)
+
+
 WorkDir = Annotated[Path, typer.Option("--work-dir", help="Folder that holds one folder per job.", metavar="DIR")]
-Name = Annotated[str, typer.Argument(help="A job's name (metadata.name), or its folder.", metavar="NAME")]
+Name = Annotated[
+    str,
+    typer.Argument(help="A job's name (metadata.name), or its folder.", metavar="NAME", autocompletion=_names),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs: one JSON object per line.")]
-DEFAULT_WORK_DIR = Path("ctj-runs")
 
 
 def _version(wanted: bool) -> None:

@@ -6,8 +6,6 @@ from pathlib import Path
 from ctj_operator.local.refusal import Refusal
 from ctj_operator.local.store import JOB_FILE, Store
 
-DEFAULT_WORK_DIR = Path("ctj-runs")
-
 
 def cache_dir() -> Path:
     """Return the compile cache all jobs of this user share."""

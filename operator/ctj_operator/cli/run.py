@@ -11,7 +11,7 @@ from typing import Any
 from ctj_api import names
 from ctj_api.exit_codes import RunExit
 from ctj_api.spec import Spec
-from ctj_operator.cli import summary
+from ctj_operator.cli import DEFAULT_WORK_DIR, summary
 from ctj_operator.cli.documents import admitted, read
 from ctj_operator.cli.lines import JsonScreen, PlainScreen
 from ctj_operator.local import preflight, strays
@@ -41,7 +41,7 @@ class Request:
         """The command that goes on with this job."""
         words = ["ctj", "run", str(self.file)]
         words += [word for override in self.overrides for word in ("--set", override)]
-        if self.work_dir != Path("ctj-runs"):
+        if self.work_dir != DEFAULT_WORK_DIR:
             words += ["--work-dir", str(self.work_dir)]
         return shlex.join(words)
 

@@ -1,0 +1,157 @@
+"""Commands that look at jobs or ask something of them; none of them starts a trainer."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.unit.workplace import Workplace, job_document
+
+from ctj_api import names
+from ctj_operator.local.files import replace_json
+from ctj_operator.local.lock import hold
+from ctj_operator.local.store import Store
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Workplace:
+    return Workplace(tmp_path, monkeypatch, capsys)
+
+
+@pytest.fixture
+def store(place: Workplace) -> Store:
+    place.job_folder.mkdir(parents=True)
+    store = Store(place.job_folder)
+    store.submit(job_document())
+    return store
+
+
+def test_help_comes_without_the_imports_of_any_command() -> None:
+    code = "import sys, ctj_operator.cli.main; sys.exit(bool({'rich', 'pydantic', 'yaml'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_help_names_every_command_and_shows_how_to_start(place: Workplace) -> None:
+    out = place.ctj("--help").out
+    for command in ("run", "validate", "list", "watch", "explain", "report", "logs", "approve", "retry", "pause"):
+        assert f"  {command} " in out
+    assert "ctj run examples/quickstart.yaml" in out
+
+
+def test_version_is_the_contracts(place: Workplace) -> None:
+    assert place.ctj("--version").out.strip() == "ctj 0.1.0"
+
+
+def test_an_unknown_job_is_named_with_the_jobs_there_are(place: Workplace, store: Store) -> None:
+    ended = place.ctj("explain", "tinny")
+    assert ended.code == 2
+    assert "'tinny'" in ended.err
+    assert "jobs there: tiny" in ended.err
+
+
+def test_an_unknown_option_is_usage_and_says_so(place: Workplace) -> None:
+    ended = place.ctj("run", "--steps", "3")
+    assert ended.code == 2
+    assert "--steps" in ended.err
+
+
+def test_validate_prints_every_problem_of_every_file_and_ends_with_2(place: Workplace) -> None:
+    good = place.write_job()
+    bad = place.folder / "bad.yaml"
+    bad.write_text("kind: CompiledTrainingJob\nspec: {surprise: 1}\n")
+    ended = place.ctj("validate", str(good), str(bad))
+    assert ended.code == 2
+    assert f"{good}: valid" in ended.out
+    assert "spec.surprise" in ended.out
+    assert "spec.recipe" in ended.out
+    assert place.ctj("validate", str(good)).code == 0
+
+
+def test_validate_for_programs_gives_path_value_rule_and_remedy(place: Workplace) -> None:
+    job = place.write_job(surprise=1)
+    line = json.loads(place.ctj("validate", str(job), "--json").out)
+    assert line["valid"] is False
+    assert {"path", "value", "rule", "remedy"} <= set(line["problems"][0])
+
+
+def test_validate_of_a_file_that_is_not_there_is_a_problem_of_that_file(place: Workplace) -> None:
+    ended = place.ctj("validate", "nowhere.yaml")
+    assert ended.code == 2
+    assert "nowhere.yaml" in ended.out
+
+
+def test_list_shows_each_job_and_who_runs_it(place: Workplace, store: Store) -> None:
+    assert place.ctj("list").out.splitlines()[1].split() == ["tiny", "Pending", "-", "0/12", "-", "0", "-"]
+    with hold(store.folder, command="ctj run job.yaml"):
+        (row,) = (json.loads(line) for line in place.ctj("list", "--json").out.splitlines())
+    assert "ctj run job.yaml" in row["runBy"]
+
+
+def test_list_in_an_empty_folder_says_how_to_start(place: Workplace) -> None:
+    assert "ctj run FILE" in place.ctj("list").out
+
+
+def test_a_folder_kept_by_fresh_is_not_listed_as_a_job(place: Workplace, store: Store) -> None:
+    store.folder.rename(store.folder.with_name("tiny.20260101-000000"))
+    assert "No jobs" in place.ctj("list").out
+
+
+@pytest.mark.parametrize(
+    ("command", "annotation"),
+    [
+        ("approve", names.VERB_APPROVE),
+        ("eager", names.VERB_FORCE_EAGER),
+        ("retry-compile", names.VERB_RETRY_COMPILE),
+        ("rollback", names.VERB_ROLLBACK),
+    ],
+)
+def test_a_verb_is_a_new_token_each_time(place: Workplace, store: Store, command: str, annotation: str) -> None:
+    tokens = []
+    for _ in range(2):
+        assert place.ctj(command, "tiny").code == 0
+        tokens.append(store.read_job().annotations[annotation])
+    assert tokens[0] != tokens[1]
+    assert store.read_job().generation == 1
+
+
+def test_pause_and_resume_set_the_spec_and_retry_its_token(place: Workplace, store: Store) -> None:
+    place.ctj("pause", "tiny")
+    assert store.read_job().spec["suspend"] is True
+    place.ctj("resume", "tiny")
+    assert store.read_job().spec["suspend"] is False
+    place.ctj("retry", "tiny")
+    assert store.read_job().spec["retryToken"]
+
+
+def test_a_verb_says_whether_anybody_acts_on_it(place: Workplace, store: Store) -> None:
+    assert "go on with: ctj run" in place.ctj("approve", "tiny").out
+    with hold(store.folder, command="ctj run job.yaml"):
+        assert "acts on it" in place.ctj("approve", "tiny").out
+
+
+def test_watching_a_job_that_nobody_runs_says_where_it_stands_and_ends(place: Workplace, store: Store) -> None:
+    ended = place.ctj("watch", "tiny", "--plain")
+    assert ended.code == 130
+    assert "Pending at step 0; nobody runs it now" in ended.out
+
+
+def test_explaining_a_job_that_was_stopped_names_the_command_that_goes_on(place: Workplace, store: Store) -> None:
+    out = place.ctj("explain", "tiny").out
+    assert "Not being run by any process" in out
+    assert "ctj run ctj-runs/tiny" in out
+
+
+def test_logs_can_be_cut_down_to_one_rank(place: Workplace, store: Store) -> None:
+    child = store.children / "tiny-single-1"
+    (child / "node-0").mkdir(parents=True)
+    replace_json(child / "child.json", {"name": "tiny-single-1", "uid": "u", "attempt": 1, "nodes": 1})
+    (child / "node-0" / "log").write_text("[rank 0] one\n[rank 1] two\nsupervisor\n")
+    assert place.ctj("logs", "tiny", "--rank", "1").out == "two\n"
+    assert "supervisor" in place.ctj("logs", "tiny").out
+    ended = place.ctj("logs", "tiny", "--attempt", "4")
+    assert (ended.code, "attempts: 1" in ended.err) == (2, True)
+
+
+def test_logs_before_any_trainer_started_say_so(place: Workplace, store: Store) -> None:
+    assert "has not started any trainer yet" in place.ctj("logs", "tiny").err
