@@ -37,15 +37,17 @@ class TrainingJob:
         self.cluster.plane.kubectl("-n", self.namespace, "patch", names.PLURAL, self.name, "--type=merge", "-p", patch)
 
     def wait_for(self, condition: str, *, seconds: float = 60) -> dict[str, Any]:
-        """Wait as a person would, with kubectl, and return the status."""
-        try:
-            self.cluster.plane.kubectl(
-                *("-n", self.namespace, "wait", f"--for=condition={condition}"),
-                *(f"--timeout={seconds:.0f}s", f"{names.PLURAL}/{self.name}"),
-            )
-        except RuntimeError as error:
-            raise AssertionError(f"{error}; status {self.status()}") from None
-        return self.status()
+        """Wait until a condition is true, or the job is over without it, and return the status."""
+
+        def met_or_over() -> bool:
+            true = {one["type"] for one in self.status().get("conditions", []) if one["status"] == "True"}
+            return bool(true & {condition, "Succeeded", "Failed"})
+
+        wait_until(f"{condition} of {self.name}", met_or_over, seconds=seconds)
+        status = self.status()
+        wanted = next(one for one in status["conditions"] if one["type"] == condition)
+        assert wanted["status"] == "True", f"{self.name} is over, and not {condition}: {status}"
+        return status
 
     def wait_for_phase(self, phase: str, *, seconds: float = 60) -> dict[str, Any]:
         """Wait until the derived word for people is this one, and return the status."""

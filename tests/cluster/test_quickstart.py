@@ -20,6 +20,7 @@ def test_apply_and_wait_for_succeeded(cluster: Cluster, namespace: str, operator
     cluster.plane.kubectl("-n", namespace, "apply", "-f", str(QUICKSTART))
     job = TrainingJob(cluster, namespace, "quickstart")
     status = job.wait_for("Succeeded", seconds=1200)
+    cluster.plane.kubectl("-n", namespace, "wait", "--for=condition=Succeeded", "--timeout=5s", "ctj/quickstart")
 
     wanted = [stage["name"] for stage in yaml.safe_load(QUICKSTART.read_text())["spec"]["ladder"]]
     assert [(stage["name"], stage["phase"], stage["mode"]) for stage in status["ladder"]] == [
