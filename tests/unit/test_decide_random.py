@@ -239,7 +239,7 @@ class Life(RuleBasedStateMachine):
 
 class TestLife(Life.TestCase):  # type: ignore[misc,name-defined]
     settings = settings(
-        max_examples=60,
+        max_examples=40,
         stateful_step_count=40,
         deadline=None,
         derandomize=True,
