@@ -56,7 +56,8 @@ class Recipe:
     samples: Samples
     loss: Callable[[nn.Module, Batch], tuple[Tensor, Tensor]]
     """(model, batch) -> (sum of token losses, number of tokens), both scalar tensors. A sum, so that ragged batches
-    give the same mean for every split over processes."""
+    give the same mean for every split over processes. Call the model itself, not a part of it: strategies gather
+    parameters when it is called."""
     count_tokens: Callable[[Batch], int] | None = None
     """Tokens that `loss` will count in a batch, told before any forward; absent: assumed equal for every sample."""
     export: Callable[[dict[str, Tensor], Path], None] | None = None

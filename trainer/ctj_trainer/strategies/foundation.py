@@ -31,7 +31,7 @@ def recompute_in_backward(block: nn.Module) -> None:
     def forward(*inputs: Any, **keywords: Any) -> Any:
         return checkpoint(original, *inputs, use_reentrant=False, **keywords)
 
-    block.forward = forward  # type: ignore[method-assign]
+    block.forward = forward
 
 
 def run_in_bf16(model: nn.Module, *, device_type: str) -> None:
@@ -42,7 +42,7 @@ def run_in_bf16(model: nn.Module, *, device_type: str) -> None:
     block's gathered weights until the end of the forward.
     """
     forward = torch.autocast(device_type, dtype=torch.bfloat16, cache_enabled=False)(model.forward)
-    model.forward = forward  # type: ignore[method-assign]
+    model.forward = forward
 
 
 def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:

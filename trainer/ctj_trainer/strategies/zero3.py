@@ -3,7 +3,6 @@
 Only this file knows DeepSpeed, and imports it late: 10 s that no other strategy pays.
 """
 
-import logging
 import math
 import os
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ class StrategyUnavailableError(RuntimeError):
 
 
 def import_deepspeed(device: torch.device) -> Any:
-    """Import DeepSpeed for this device, quietly.
+    """Import DeepSpeed for this device.
 
     Raises:
         StrategyUnavailableError: it is not installed.
@@ -43,7 +42,6 @@ def import_deepspeed(device: torch.device) -> Any:
             f"strategy zero3 needs deepspeed ({error}); install it with: pip install 'ctj[trainer]', "
             "or choose strategy fsdp"
         ) from error
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     return deepspeed
 
 
@@ -59,15 +57,19 @@ def make_leaves(model: nn.Module, blocks: list[nn.Module], *, device: torch.devi
     set_z3_leaf_modules(model, sorted({type(block) for block in blocks}, key=lambda cls: cls.__name__))
 
 
-def _require_gradient(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+def _require_gradient(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Let a gradient flow into a block's inputs even if nobody needs it there.
 
     DeepSpeed collects a leaf's gradients in its full backward hook, which fires too early, before the leaf's own
     backward, where no input requires a gradient: behind frozen embeddings, or in a first block fed with data.
     """
-    tensors = [tensor for tensor in inputs if isinstance(tensor, Tensor) and tensor.is_floating_point()]
-    if torch.is_grad_enabled() and tensors and not any(tensor.requires_grad for tensor in tensors):
-        tensors[0].requires_grad_()
+    floating = [isinstance(value, Tensor) and value.is_floating_point() for value in inputs]
+    if not torch.is_grad_enabled() or True not in floating:
+        return None
+    if any(value.requires_grad for value, is_floating in zip(inputs, floating, strict=True) if is_floating):
+        return None
+    first = floating.index(True)
+    return (*inputs[:first], inputs[first].detach().requires_grad_(), *inputs[first + 1 :])
 
 
 class Zero3:
@@ -78,7 +80,8 @@ class Zero3:
         self._zero = deepspeed.zero
         self.inner = inner
         self._trainable = {name: p for name, p in inner.named_parameters() if p.requires_grad}
-        settings = _settings(micro_batch_size, device)
+        self.num_elements = sum(tensor.numel() for tensor in named_tensors(inner).values())
+        settings = _settings(micro_batch_size, device, self.num_elements)
         # Cut parameter by parameter now: `initialize` alone would first move the whole model to the device.
         deepspeed.zero.Init(module=inner, config_dict_or_path=settings)
         inner.to(device)  # buffers
@@ -89,7 +92,6 @@ class Zero3:
         self._flat_groups = engine.optimizer.fp32_partitioned_groups_flat
         # DeepSpeed would create the state in the first step; before that, restoring into it fails silently.
         create_state(self._adamw, self._flat_groups)
-        self.num_elements = sum(_whole_numel(tensor) for tensor in named_tensors(inner).values())
 
     @contextmanager
     def accumulating(self, *, last: bool) -> Iterator[None]:
@@ -245,7 +247,7 @@ def _whole_numel(tensor: Tensor) -> int:
     return int(getattr(tensor, "ds_numel", tensor.numel()))
 
 
-def _settings(micro_batch_size: int, device: torch.device) -> dict[str, Any]:
+def _settings(micro_batch_size: int, device: torch.device, num_elements: int) -> dict[str, Any]:
     """DeepSpeed's configuration; everything not named here is its default."""
     return {
         "train_micro_batch_size_per_gpu": micro_batch_size,
@@ -254,7 +256,7 @@ def _settings(micro_batch_size: int, device: torch.device) -> dict[str, Any]:
         "zero_optimization": {
             "stage": 3,
             "overlap_comm": device.type == "cuda",
-            "reduce_bucket_size": REDUCE_BUCKET_ELEMENTS,
+            "reduce_bucket_size": min(REDUCE_BUCKET_ELEMENTS, num_elements),
             # Else blocks stay gathered from forward to backward in any model below half a billion parameters.
             "stage3_max_reuse_distance": 0,
             # It replaces torch.nn.functional.linear for the whole process, and breaks compiled graphs.
