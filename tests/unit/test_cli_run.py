@@ -107,6 +107,18 @@ def test_after_kill_9_of_the_runner_no_supervisor_lives_and_the_next_run_resumes
     assert place.status()["restarts"]["total"] == 1
 
 
+def test_a_cut_pipe_does_not_end_the_training(place: Workplace) -> None:
+    process = place.start("run", str(slow_job(place)))
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    process.stderr.read()
+    process.wait(timeout=60)
+    process.stderr.close()
+    assert place.status()["phase"] == "Succeeded"
+
+
 def test_a_second_run_of_a_running_job_is_refused_and_harms_nothing(place: Workplace) -> None:
     job = str(slow_job(place))
     first = place.start("run", job)

@@ -1,6 +1,5 @@
 """`ctj list` and `ctj watch`: local jobs seen from outside, without touching them."""
 
-import sys
 import time
 from pathlib import Path
 
@@ -8,8 +7,8 @@ from ctj_api.exit_codes import RunExit
 from ctj_api.spec import Spec
 from ctj_api.status import Phase
 from ctj_operator.cli import words
-from ctj_operator.cli.lines import JsonScreen, PlainScreen
 from ctj_operator.cli.places import stored_jobs
+from ctj_operator.cli.screens import screen_for_output
 from ctj_operator.core.decision import Event, EventType
 from ctj_operator.local.lock import holder_of
 from ctj_operator.local.runner import Screen, snapshot
@@ -63,15 +62,7 @@ def table(work_dir: Path) -> str:
 
 def watch(store: Store, *, json: bool, plain: bool) -> RunExit:
     """Follow a job until it is over or nobody runs it any more."""
-    if json:
-        return _follow(store, JsonScreen())
-    if plain or not sys.stdout.isatty():
-        return _follow(store, PlainScreen())
-    from rich.console import Console
-
-    from ctj_operator.cli.live import LiveScreen
-
-    with LiveScreen(Console()) as screen:
+    with screen_for_output(json=json, plain=plain) as screen:
         return _follow(store, screen)
 
 

@@ -2,8 +2,6 @@
 
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +11,13 @@ from ctj_api.exit_codes import RunExit
 from ctj_api.spec import Spec
 from ctj_operator.cli import DEFAULT_WORK_DIR, summary
 from ctj_operator.cli.documents import admitted, read
-from ctj_operator.cli.lines import JsonScreen, PlainScreen
+from ctj_operator.cli.lines import JsonScreen
+from ctj_operator.cli.screens import screen_for_output
 from ctj_operator.local import preflight, strays
 from ctj_operator.local.lock import InUseError, hold
 from ctj_operator.local.processes import Launch, trainer_command, trainer_python
 from ctj_operator.local.refusal import Refusal
-from ctj_operator.local.runner import Runner, Screen
+from ctj_operator.local.runner import Runner
 from ctj_operator.local.store import JOB_FILE, Store
 
 _GRACE_SECONDS = 60
@@ -85,7 +84,7 @@ def _run_held(request: Request, document: dict[str, Any], store: Store, lock: in
         lock=lock,
         grace_seconds=spec.template.termination_grace_period_seconds or _GRACE_SECONDS,
     )
-    with _screen(request) as screen:
+    with screen_for_output(json=request.json, plain=request.plain) as screen:
         outcome = Runner(store, launch, screen).run()
     _close(request, store, outcome)
     return outcome
@@ -101,21 +100,6 @@ def _as_update(document: dict[str, Any], store: Store) -> dict[str, Any]:
     store.read_status()
     spec = {"retryToken": stored.spec.get("retryToken", ""), **document["spec"]}
     return admitted({**document, "spec": spec}, stored=stored.document)
-
-
-@contextmanager
-def _screen(request: Request) -> Iterator[Screen]:
-    if request.json:
-        yield JsonScreen()
-    elif request.plain or not sys.stdout.isatty():
-        yield PlainScreen()
-    else:
-        from rich.console import Console
-
-        from ctj_operator.cli.live import LiveScreen
-
-        with LiveScreen(Console()) as screen:
-            yield screen
 
 
 def _close(request: Request, store: Store, outcome: RunExit) -> None:
