@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ctj_operator.local.files import read_json
-from ctj_operator.local.processes import NodeFolder, node_folder
+from ctj_operator.local.node import NodeFolder, node_folder
 from ctj_operator.local.refusal import Refusal
 from ctj_operator.local.store import Store
 

@@ -18,15 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from ctj_api import names
 from ctj_api.attempt import Attempt
 from ctj_api.control import Control
-from ctj_api.report import Progress, Report
 from ctj_operator.core.observed import Child, ChildState, Pod, PodPhase
 from ctj_operator.local import strays
 from ctj_operator.local.files import read_json, replace_json
+from ctj_operator.local.node import NodeFolder, node_folder
 
 _PR_SET_PDEATHSIG = 1
 _KILLED = 137
@@ -43,64 +41,6 @@ class Launch:
     """Descriptor every supervisor inherits, so that the folder stays held while one of them lives."""
     grace_seconds: float
     """From a polite stop to a kill; saving a checkpoint must fit in."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeFolder:
-    """Files of one node of one child."""
-
-    path: Path
-
-    @property
-    def log(self) -> Path:
-        """Output of the supervisor and everything below it."""
-        return self.path / "log"
-
-    @property
-    def run(self) -> Path:
-        """Scratch of the trainer: progress, marks."""
-        return self.path / "run"
-
-    @property
-    def control(self) -> Path:
-        """State the supervisor follows."""
-        return self.path / "control.json"
-
-    @property
-    def termination(self) -> Path:
-        """Report of the supervisor."""
-        return self.path / "termination.json"
-
-    @property
-    def process(self) -> Path:
-        """Pid and start time, for people and for `logs`."""
-        return self.path / "process.json"
-
-    @property
-    def exit(self) -> Path:
-        """Exit code, once there is one."""
-        return self.path / "exit.json"
-
-    def progress(self) -> Progress | None:
-        """Read what the trainer last said of itself."""
-        document = read_json(self.run / "progress.json")
-        try:
-            return None if document is None else Progress.from_document(document)
-        except ValidationError:
-            return None
-
-    def report(self) -> Report | None:
-        """Read the termination message."""
-        document = read_json(self.termination)
-        try:
-            return None if document is None else Report.from_document(document)
-        except ValidationError:
-            return None
-
-
-def node_folder(children: Path, child: str, index: int) -> NodeFolder:
-    """Return the folder of node `index` of `child`."""
-    return NodeFolder(path=children / child / f"node-{index}")
 
 
 class Processes:

@@ -21,7 +21,8 @@ from ctj_operator.core.decision import Decision, Event
 from ctj_operator.core.observed import ChildState
 from ctj_operator.core.reconcile import Conflict, reconcile
 from ctj_operator.local.backend import LocalBackend
-from ctj_operator.local.processes import Launch, Processes, node_folder
+from ctj_operator.local.node import node_folder
+from ctj_operator.local.processes import Launch, Processes
 from ctj_operator.local.store import JOB_FILE, Store, StoredJob
 
 _TICK_SECONDS = 0.1
