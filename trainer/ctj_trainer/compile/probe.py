@@ -3,6 +3,7 @@
 It doubles as the warm-up: the first compilation happens here, on every rank, before any step counts.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,13 +46,16 @@ def _compare(run: Pass, inner: nn.Module, guard: CompileGuard, ranks: Ranks) -> 
     guard.run(Mode.EAGER)
     eager = run_from(run, inner, seed=0)
     guard.run(Mode.COMPILED)
+    began = time.perf_counter()
     compiled = run_from(run, inner, seed=0)
+    compiled_seconds = time.perf_counter() - began
     problem = _first_problem(guard, ranks)
     if problem:
         return ProbeResult(problem=problem)
     return ProbeResult(
         loss_relative=relative_difference(compiled.loss, eager.loss),
         grad_norm_relative=relative_difference(compiled.grad_norm, eager.grad_norm),
+        compiled_seconds=compiled_seconds,
     )
 
 

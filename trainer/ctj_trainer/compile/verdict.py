@@ -34,6 +34,7 @@ class ProbeResult:
 
     loss_relative: float | None = None
     grad_norm_relative: float | None = None
+    compiled_seconds: float | None = None
     problem: str = ""
 
 
@@ -122,4 +123,5 @@ def _verdict(mode: Mode, reason: str, probe: ProbeResult) -> CompileVerdict:
         reason=reason[:512],
         probe_loss_relative=probe.loss_relative,
         probe_grad_norm_relative=probe.grad_norm_relative,
+        first_compiled_seconds=probe.compiled_seconds,
     )
