@@ -77,6 +77,11 @@ def test_repeating_the_previous_stage_counts_as_nothing_done_yet(job: StoredJob)
     assert build_view(at(job, progress=repeating)).stages[1].done == 0
 
 
+def test_a_trainer_that_still_loads_does_not_set_the_job_back_to_step_zero(job: StoredJob) -> None:
+    loading = STEP_SEVEN.model_copy(update={"step": 0, "phase": "Loading"})
+    assert build_view(at(job, status=SECOND_STAGE.model_copy(update={"step": 0}), progress=loading)).step == 5
+
+
 def test_throughput_and_time_left_follow_from_the_pace(job: StoredJob) -> None:
     view = build_view(at(job))
     assert (view.samples_per_second, view.remaining_seconds) == (16.0, 2.5)

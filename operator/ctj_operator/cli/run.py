@@ -53,7 +53,7 @@ def run(request: Request) -> RunExit:
     """
     document = read(request.file, request.overrides)
     accepted = admitted(document)  # before anything is looked for on disk: the name becomes a folder
-    folder = (request.work_dir / accepted["metadata"]["name"]).absolute()
+    folder = (request.work_dir / accepted["metadata"]["name"]).resolve()
     try:
         if request.fresh and (folder / JOB_FILE).exists():
             with hold(folder, command=request.command):
@@ -80,7 +80,7 @@ def _run_held(request: Request, document: dict[str, Any], store: Store, lock: in
     launch = Launch(
         command=trainer_command(),
         checkpoints=store.checkpoints,
-        cache=request.cache_dir.absolute(),
+        cache=request.cache_dir.resolve(),
         lock=lock,
         grace_seconds=spec.template.termination_grace_period_seconds or _GRACE_SECONDS,
     )

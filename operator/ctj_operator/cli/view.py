@@ -55,7 +55,8 @@ def build_view(snapshot: Snapshot) -> View:
     """Put spec, status and the running attempt's progress into one picture."""
     spec = Spec.from_document(snapshot.job.spec)
     status, progress = snapshot.status, snapshot.progress
-    step = max(status.step, progress.step if progress else 0)
+    resumed_at = status.current.floor_step if status.current else 0  # a trainer that still loads says step 0
+    step = max(status.step, progress.step if progress else 0, resumed_at)
     pace = progress.step_seconds if progress else None
     return View(
         name=snapshot.job.identity.name,
