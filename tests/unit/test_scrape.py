@@ -56,3 +56,12 @@ def test_a_new_attempt_takes_the_place_of_the_one_before() -> None:
     scraper.follow("a/b", child_uid="two", address=address)
     assert scraper.latest("a/b", child_uid="one") is None
     scraper.forget("a/b")
+
+
+def test_a_pod_that_answers_late_is_not_asked_twice_at_once() -> None:
+    scraper = ProgressScraper(every_seconds=0.0, on_news=lambda _: None)
+    scraper.follow("a/b", child_uid="one", address="127.0.0.1:9")
+    [(key, target)] = scraper._take_due()
+    assert scraper._take_due() == []
+    scraper._ask_once(key, target)
+    assert scraper._take_due() == [(key, target)]

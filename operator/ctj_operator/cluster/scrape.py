@@ -27,6 +27,8 @@ class _Target:
     child_uid: str
     url: str
     due: float
+    is_asked: bool = False
+    """Its last question is not over: else targets that never answer would pile up questions without end."""
     progress: Progress | None = None
 
 
@@ -67,18 +69,25 @@ class ProgressScraper:
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="scrape") as pool:
             while True:
                 for key, target in self._take_due():
-                    pool.submit(self._ask, key, target)
+                    pool.submit(self._ask_once, key, target)
                 time.sleep(_TICK_SECONDS)
 
     def _take_due(self) -> list[tuple[str, _Target]]:
         now = time.monotonic()
         with self._lock:
-            due = [(key, target) for key, target in self._targets.items() if target.due <= now]
+            due = [(key, target) for key, target in self._targets.items() if target.due <= now and not target.is_asked]
             for _, target in due:
+                target.is_asked = True
                 target.due = now + (
                     self._every_seconds if target.progress else min(_FIRST_SECONDS, self._every_seconds)
                 )
         return due
+
+    def _ask_once(self, key: str, target: _Target) -> None:
+        try:
+            self._ask(key, target)
+        finally:
+            target.is_asked = False
 
     def _ask(self, key: str, target: _Target) -> None:
         try:
