@@ -1,5 +1,6 @@
 """What the operator counts, and what it shows of jobs."""
 
+from itertools import pairwise
 from typing import Any
 
 from ctj_api.attempt import JobIdentity
@@ -53,7 +54,6 @@ def test_what_a_status_newly_says_is_counted_once() -> None:
     second = Status(
         remedies=[remedy("Fallback"), remedy("Rollback")],
         ladder=[stage(("parity", Verdict.PASSED, 2))],
-        restarts=Restarts(failures=1, disruptions=2),
     )
     metrics.count_change(JOB, Status(), first)
     metrics.count_change(JOB, first, second)
@@ -64,7 +64,18 @@ def test_what_a_status_newly_says_is_counted_once() -> None:
     for verdict in ("Failed", "Passed"):
         labels = {"namespace": "research", "gate": "parity", "verdict": verdict}
         assert value(metrics, "ctj_gate_evaluations_total", **labels) == 1
-    assert value(metrics, "ctj_restarts_total", namespace="research", kind="failure") == 1
+
+
+def test_restarts_are_counted_although_checkpoints_refill_the_budgets() -> None:
+    metrics = metrics_over()
+    budgets = [Restarts(), *(Restarts(failures=f, disruptions=d) for f, d in ((1, 0), (1, 0), (1, 1), (0, 1), (1, 0)))]
+    steps = [
+        Status(restarts=budget, remedies=[remedy("Restart").model_copy(update={"step": n}) for n in range(index)])
+        for index, budget in enumerate(budgets)
+    ]
+    for before, after in pairwise(steps):
+        metrics.count_change(JOB, before, after)
+    assert value(metrics, "ctj_restarts_total", namespace="research", kind="failure") == 3
     assert value(metrics, "ctj_restarts_total", namespace="research", kind="disruption") == 2
 
 

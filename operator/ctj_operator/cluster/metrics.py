@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ctj_api.attempt import JobIdentity
-from ctj_api.status import ConditionStatus, ConditionType, Status
+from ctj_api.status import ConditionStatus, ConditionType, Restarts, Status
 from ctj_operator.cluster.queue import WorkQueue
 
 Document = dict[str, Any]
@@ -79,14 +79,13 @@ class OperatorMetrics:
         """Count what a stored status says that the one before it did not."""
         for remedy in _added(before.remedies, after.remedies):
             self.remedies.labels(job.namespace, remedy.what, remedy.reason).inc()
+            if remedy.what == "Restart":
+                self.restarts.labels(job.namespace, _restart_kind(before.restarts, after.restarts)).inc()
         known = {(gate.name, gate.attempt) for stage in before.ladder for gate in stage.gates}
         for stage in after.ladder:
             for gate in stage.gates:
                 if (gate.name, gate.attempt) not in known:
                     self.gates.labels(job.namespace, gate.name, gate.verdict.value).inc()
-        for kind in ("failures", "disruptions"):
-            if (more := getattr(after.restarts, kind) - getattr(before.restarts, kind)) > 0:
-                self.restarts.labels(job.namespace, kind.removesuffix("s")).inc(more)
         if after.finished_at and not before.finished_at:
             end = next((c for c in after.conditions if c.type in _ENDS and c.status is ConditionStatus.TRUE), None)
             self.finished.labels(job.namespace, end.type.value if end else "", end.reason if end else "").inc()
@@ -95,6 +94,12 @@ class OperatorMetrics:
 def _added(before: list[Any], after: list[Any]) -> list[Any]:
     """Return the entries of a bounded list that only grows at its end."""
     return [entry for entry in after if entry not in before]
+
+
+def _restart_kind(before: Restarts, after: Restarts) -> str:
+    """Say which of the two budgets was spent; a new checkpoint may have refilled both just before."""
+    is_disruption = after.disruptions > before.disruptions or not after.failures
+    return "disruption" if is_disruption else "failure"
 
 
 class _JobSeries(Collector):
