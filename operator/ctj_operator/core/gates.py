@@ -8,19 +8,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ctj_api.spec import Gate, GateMode, Measurement, OnFailure, Precision, Spec, Tolerances
+from ctj_api.spec import Gate, GateMode, Measurement, OnFailure, Spec
 from ctj_api.status import Evidence, GateVerdict
 from ctj_api.thresholds import Verdict, evaluate, worst
+from ctj_api.tolerances import completed
 
 MAX_MEMORY_RATIO = "0.95"
 MAX_RECOMPILES = "2"
 MIN_THROUGHPUT_RATIO = "0.7"
 
-_ANY_PRECISION = {
-    # Measured spread of equal computations in another order, with room (design.md, parity evidence).
-    Precision.FP32: Tolerances(probe_loss="1e-6", probe_grad_norm="5e-6", window_loss="1e-5", window_grad_norm="1e-3"),
-    Precision.BF16: Tolerances(probe_loss="5e-5", probe_grad_norm="5e-3", window_loss="3e-3", window_grad_norm="0.2"),
-}
 _OF_COMPILED = frozenset(
     {
         Measurement.PROBE_LOSS_RELATIVE,
@@ -65,12 +61,6 @@ class StageEvidence:
     has_predecessor: bool
 
 
-def tolerances(spec: Spec) -> Tolerances:
-    """Return the spec's tolerances, completed by the defaults of its precision."""
-    defaults = _ANY_PRECISION[spec.training.precision]
-    return defaults.model_copy(update=spec.compile.tolerances.model_dump(exclude_none=True))
-
-
 def rules(spec: Spec, stage: str, *, on_accelerator: bool) -> tuple[Rule, ...]:
     """Return the gates of one stage: the defaults, replaced or joined by the spec's."""
     named = {gate.name: gate for gate in spec.gates}
@@ -86,7 +76,7 @@ def _rule(gate: Gate) -> Rule:
 
 
 def _default_rules(spec: Spec, *, on_accelerator: bool) -> tuple[Rule, ...]:
-    allowed = tolerances(spec)
+    allowed = completed(spec.compile.tolerances, spec.training.precision)
     # FSDP and ZeRO-3 are slower than DDP on CPU by nature, so there the ratio is only shown.
     throughput_mode = GateMode.ENFORCE if on_accelerator else GateMode.DRY_RUN
     return (
