@@ -45,7 +45,6 @@ class View:
     recompiles: int
     compile_seconds: float
     memory_used_bytes: int | None
-    memory_limit_bytes: int | None
     remaining_seconds: float | None
     silent_seconds: float | None
     """Since the trainer last said anything."""
@@ -75,7 +74,6 @@ def build_view(snapshot: Snapshot) -> View:
         recompiles=progress.recompiles if progress else 0,
         compile_seconds=progress.compile_seconds if progress else 0.0,
         memory_used_bytes=progress.memory_used_bytes if progress else None,
-        memory_limit_bytes=progress.memory_limit_bytes if progress else None,
         remaining_seconds=(spec.training.steps - step) * pace if pace else None,
         silent_seconds=snapshot.now - progress.updated_at if progress else None,
     )
