@@ -57,7 +57,7 @@ MEANINGS = {
     ExitCode.HANG: "no progress; stacks were dumped and the workers stopped",
     ExitCode.COMPILE: "compilation failed where eager is impossible",
     ExitCode.KILLED: "killed; out of memory if the container's reason is OOMKilled",
-    ExitCode.STOPPED: "stopped on request, with a checkpoint; never counted",
+    ExitCode.STOPPED: "stopped on request; counted only if somebody outside asked and nothing new was saved",
 }
 
 

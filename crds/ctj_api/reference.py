@@ -55,7 +55,8 @@ def _exit_codes_page() -> str:
     return _page(
         "exit codes",
         "Of a trainer pod, set by its supervisor. What follows: Done, the next stage; Permanent, the job fails; Retry,"
-        " a new attempt from the newest checkpoint; Remedy, a change that helps, then a new attempt; Stopped, nothing.",
+        " a new attempt from the newest checkpoint; Remedy, a change that helps, then a new attempt; Stopped, what the"
+        " stop was asked for, else a new attempt.",
         _table(
             ("code", "meaning", "what follows"),
             ((f"{code:d}", text, exit_codes.outcome_of(code)) for code, text in exit_codes.MEANINGS.items()),
