@@ -1,7 +1,6 @@
 """What the deciding side has done and seen: the typed `status`. It is the whole memory of a job.
 
-Written only by reconcile (`intents` aside, which belongs to the alert receiver). `phase` is derived for people and
-never read back.
+Written only by reconcile. `phase` is derived for people and never read back by it.
 """
 
 from enum import StrEnum
@@ -78,7 +77,7 @@ class Evidence(Contract):
 
 
 class GateVerdict(Contract):
-    """Final per (generation, stage, attempt)."""
+    """One gate's outcome, final for its stage and attempt."""
 
     name: str
     mode: GateMode

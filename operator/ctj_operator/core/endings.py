@@ -34,7 +34,7 @@ class Ending:
     message: str
     at: float
     report: Report | None = None
-    """What global rank 0's pod said."""
+    """What the pod of global rank 0 said, or the first that said anything."""
     failure: FirstFailure | None = None
     seen_checkpoint_step: int | None = None
 

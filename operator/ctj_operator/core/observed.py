@@ -1,6 +1,6 @@
 """What a backend saw of one job, as one frozen value: the only input of `decide` beside the clock.
 
-Built by `local.observe` and `cluster.observe`; never holds a client, a file handle or anything to be called.
+Built by `local.backend` and `cluster.backend`; never holds a client, a file handle or anything to be called.
 """
 
 from dataclasses import dataclass, field
