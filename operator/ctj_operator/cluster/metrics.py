@@ -149,7 +149,9 @@ class _StateSeries(Collector):
         )
         yield GaugeMetricFamily("ctj_leader", "1 while this process leads.", value=float(self._sources.is_leader()))
         heard = GaugeMetricFamily(
-            "ctj_informer_last_event_timestamp_seconds", "Last sign of life of a watch.", labels=["resource"]
+            "ctj_informer_last_event_timestamp_seconds",
+            "Last sign of life of a kind's most silent watch.",
+            labels=["resource"],
         )
         for resource, moment in self._sources.heard_at().items():
             heard.add_metric([resource], moment)

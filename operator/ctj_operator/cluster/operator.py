@@ -182,8 +182,12 @@ class Operator:
 
     def _heard_at(self) -> dict[str, float]:
         offset = time.time() - time.monotonic()
-        heard = [reflector for reflector in self._reflectors if reflector.heard_at]
-        return {reflector.resource.plural: reflector.heard_at + offset for reflector in heard}
+        heard: dict[str, float] = {}
+        for reflector in self._reflectors:
+            if reflector.heard_at:  # of several namespaces, the one that was silent longest
+                kind, moment = reflector.resource.plural, reflector.heard_at + offset
+                heard[kind] = min(moment, heard.get(kind, moment))
+        return heard
 
     def _unhealthy(self) -> str:
         """Not a matter of the API server: its outage must not restart every replica."""
