@@ -77,6 +77,12 @@ def test_repeating_the_previous_stage_counts_as_nothing_done_yet(job: StoredJob)
     assert build_view(at(job, progress=repeating)).stages[1].done == 0
 
 
+def test_a_stopped_stage_shows_how_far_it_came(job: StoredJob) -> None:
+    stopped = SECOND_STAGE.model_copy(update={"current": None, "step": 9, "phase": Phase.SUSPENDED})
+    view = build_view(at(job, status=stopped, progress=None))
+    assert (view.stages[1].done, view.activity) == (3, "")
+
+
 def test_a_trainer_that_still_loads_does_not_set_the_job_back_to_step_zero(job: StoredJob) -> None:
     loading = STEP_SEVEN.model_copy(update={"step": 0, "phase": "Loading"})
     assert build_view(at(job, status=SECOND_STAGE.model_copy(update={"step": 0}), progress=loading)).step == 5
@@ -95,7 +101,8 @@ def test_before_the_first_word_of_the_trainer_it_is_starting_and_nothing_is_inve
 def test_a_stage_that_got_the_rest_of_a_rolled_back_job_shows_all_of_it(job: StoredJob) -> None:
     ladder = [StageStatus(name="single", phase=StagePhase.RUNNING, end_step=12), StageStatus(name="ddp")]
     current = CURRENT.model_copy(update={"stage": "single"})
-    view = build_view(at(job, status=SECOND_STAGE.model_copy(update={"ladder": ladder, "current": current})))
+    rolled_back = {"ladder": ladder, "current": current, "stage": "single"}
+    view = build_view(at(job, status=SECOND_STAGE.model_copy(update=rolled_back)))
     assert (view.stages[0].done, view.stages[0].total) == (7, 12)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from ctj_api.attempt import Mode
 from ctj_api.exit_codes import ExitCode, RunExit
-from ctj_api.names import attempt_folder
+from ctj_api.names import EXPORT_FOLDER, MANIFEST_FILE, REPORT_FILE, attempt_folder
 from ctj_api.status import ConditionStatus, GateVerdict, Phase, Status
 from ctj_operator.cli import words
 from ctj_operator.cli.view import build_view
@@ -185,8 +185,7 @@ def _code_name(code: int) -> str:
 
 def _notices(store: Store, status: Status) -> Iterator[str]:
     reports = (
-        read_report(store.checkpoints / attempt_folder(number) / "report.json")
-        for number in range(1, status.attempt + 1)
+        read_report(store.checkpoints / attempt_folder(number) / REPORT_FILE) for number in range(1, status.attempt + 1)
     )
     notices = dict.fromkeys(notice for report in reports if report is not None for notice in report.notices)
     return _section("The trainer noticed", iter(notices))
@@ -195,7 +194,7 @@ def _notices(store: Store, status: Status) -> Iterator[str]:
 def _advice(store: Store, status: Status) -> Iterator[str]:
     name = store.folder.name
     if status.phase is Phase.SUCCEEDED:
-        yield f"nothing: it is done; `ctj report {name}` writes the page, the model is {store.checkpoints / 'export'}"
+        yield f"nothing: it is done; `ctj report {name}` writes the page, the model is {store.checkpoints / EXPORT_FOLDER}"
     elif status.phase is Phase.HELD:
         yield f"`ctj approve {name}` goes on although the gate failed"
         yield f"or `ctj rollback {name}` goes back to the last good stage; then `ctj run {store.folder}`"
@@ -214,6 +213,6 @@ def _newest_checkpoint(store: Store, status: Status) -> int | None:
     steps = [
         int(manifest.parent.name.removeprefix("step-"))
         for number in range(1, status.attempt + 1)
-        for manifest in (store.checkpoints / attempt_folder(number)).glob("step-*/manifest.json")
+        for manifest in (store.checkpoints / attempt_folder(number)).glob(f"step-*/{MANIFEST_FILE}")
     ]
     return max(steps, default=None)

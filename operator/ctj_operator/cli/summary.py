@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ctj_api.exit_codes import RunExit
+from ctj_api.names import EXPORT_FOLDER
 from ctj_api.spec import GateMode, Measurement, Spec
 from ctj_api.status import StagePhase, StageStatus
 from ctj_api.thresholds import Verdict, worst
@@ -56,7 +57,7 @@ def closing(store: Store, outcome: RunExit, *, command: str) -> Closing:
     """Gather it from the job's folder."""
     job, status = store.read_job(), store.read_status().status
     content = gather(job.identity.name, Spec.from_document(job.spec), status, store.checkpoints)
-    export = store.checkpoints / "export"
+    export = store.checkpoints / EXPORT_FOLDER
     return Closing(
         headline=_headline(content, outcome),
         stages=stage_summaries(content),

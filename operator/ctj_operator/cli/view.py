@@ -93,7 +93,8 @@ def _row(stage: Stage, status: StageStatus, planned: tuple[int, int], snapshot: 
     start, end = planned[0], max(planned[1], status.end_step)
     current = snapshot.status.current
     progress = snapshot.progress if current is not None and current.stage == stage.name else None
-    reached = end if status.phase is StagePhase.PASSED else min(step, end) if progress else start
+    is_here = snapshot.status.stage == stage.name
+    reached = end if status.phase is StagePhase.PASSED else min(step, end) if is_here else start
     return StageRow(
         name=stage.name,
         strategy=stage.strategy,
