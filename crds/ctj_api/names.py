@@ -1,4 +1,4 @@
-"""Every name that two sides must agree on: API group, labels, annotations, children, files of a pod."""
+"""Every name that two sides must agree on: API group, labels, annotations, environment, children, files."""
 
 GROUP = "training.ctj.dev"
 VERSION = "v1alpha1"
@@ -32,6 +32,13 @@ ENV_NODE_RANK = "CTJ_NODE_RANK"
 ENV_MASTER_ADDR = "CTJ_MASTER_ADDR"
 ENV_MASTER_PORT = "CTJ_MASTER_PORT"
 ENV_GRACE_SECONDS = "CTJ_GRACE_SECONDS"
+
+# Files that one side writes and the other reads, below the checkpoint root and the run folder.
+REPORT_FILE = "report.json"
+STEPS_FILE = "steps.jsonl"
+MANIFEST_FILE = "manifest.json"
+EXPORT_FOLDER = "export"
+PROGRESS_FILE = "progress.json"
 
 # What each is for, printed in docs/reference.
 LABELS = {

@@ -10,6 +10,7 @@ from tests.unit.supervised import an_attempt
 
 from ctj_api.attempt import Attempt, Mode
 from ctj_api.exit_codes import ExitCode
+from ctj_api.names import REPORT_FILE
 from ctj_api.report import CheckpointRef, CompileVerdict, Failure, MemoryPrediction, Progress, Report
 from ctj_api.spec import Measurement
 from ctj_trainer.supervisor import ending
@@ -90,7 +91,7 @@ def test_a_draft_keeps_its_evidence(attempt: Attempt) -> None:
 
 @pytest.mark.parametrize("text", ["{", "", '{"attempt": 4}', '{"attempt":3,"stage":"only","exitCode":0}'])
 def test_a_useless_draft_is_named_not_used(tmp_path: Path, attempt: Attempt, text: str) -> None:
-    (tmp_path / ending.DRAFT).write_text(text)
+    (tmp_path / REPORT_FILE).write_text(text)
     report, notice = ending.read_draft(tmp_path, attempt)
     assert report is None
     assert notice is not None

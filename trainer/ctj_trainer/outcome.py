@@ -6,12 +6,10 @@ from pathlib import Path
 
 from ctj_api.attempt import Attempt, Mode
 from ctj_api.exit_codes import ExitCode
-from ctj_api.names import attempt_folder
+from ctj_api.names import REPORT_FILE, attempt_folder
 from ctj_api.report import CheckpointRef, CompileVerdict, MemoryPrediction, Report
 from ctj_api.spec import Measurement
 from ctj_trainer.records import StepRecord, read_records, stage_history
-
-DRAFT = "report.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +41,9 @@ class Outcome:
             memory=list(self.memory),
             notices=list(self.notices),
         )
-        draft = run_dir / f".{DRAFT}.tmp"
+        draft = run_dir / f".{REPORT_FILE}.tmp"
         draft.write_text(report.model_dump_json(by_alias=True, exclude_none=True))
-        draft.replace(run_dir / DRAFT)
+        draft.replace(run_dir / REPORT_FILE)
 
 
 def replay_reference(attempt: Attempt, root: Path) -> dict[int, StepRecord]:

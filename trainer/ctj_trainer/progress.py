@@ -14,11 +14,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from ctj_api.attempt import Mode
+from ctj_api.names import PROGRESS_FILE
 from ctj_api.report import Progress
 
 HEARTBEAT_SECONDS = 1.0
 _MIN_INTERVAL_SECONDS = 0.1  # a 30 ms step must not pay for a file each time
-_FILE = "progress.json"
 
 STARTING = "Starting"
 LOADING = "Loading"
@@ -34,8 +34,8 @@ class ProgressWriter:
     """Publish the state of this pod; use as a context manager around the whole run of local rank 0."""
 
     def __init__(self, run_dir: Path, *, attempt: int, mode: Mode) -> None:
-        self._path = run_dir / _FILE
-        self._draft = run_dir / f".{_FILE}.{os.getpid()}.tmp"
+        self._path = run_dir / PROGRESS_FILE
+        self._draft = run_dir / f".{PROGRESS_FILE}.{os.getpid()}.tmp"
         self._state: dict[str, Any] = {"attempt": attempt, "step": 0, "phase": STARTING, "mode": mode}
         self._lock = threading.Lock()
         self._written_at = 0.0
@@ -86,7 +86,7 @@ class ProgressWriter:
 def read_progress(run_dir: Path) -> Progress | None:
     """Return the newest state of the pod, or None before its first one."""
     try:
-        return Progress.model_validate_json((run_dir / _FILE).read_text())
+        return Progress.model_validate_json((run_dir / PROGRESS_FILE).read_text())
     except (OSError, ValueError):
         return None
 
@@ -111,5 +111,5 @@ def anyone_compiling(run_dir: Path) -> bool:
 
 def clear_progress(run_dir: Path) -> None:
     """Forget the state that an earlier process left in the same folder."""
-    for path in (run_dir / _FILE, *run_dir.glob("compiling-*")):
+    for path in (run_dir / PROGRESS_FILE, *run_dir.glob("compiling-*")):
         path.unlink(missing_ok=True)

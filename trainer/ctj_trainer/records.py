@@ -9,8 +9,7 @@ from typing import TextIO
 
 from ctj_api.attempt import Mode
 from ctj_api.model import Contract
-
-FILE = "steps.jsonl"
+from ctj_api.names import STEPS_FILE
 
 
 class StepRecord(Contract):
@@ -38,7 +37,7 @@ class RecordWriter:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / FILE
+        path = folder / STEPS_FILE
         self._file: TextIO = path.open("a", encoding="utf-8")
         if path.stat().st_size and not path.read_bytes().endswith(b"\n"):
             self._file.write("\n")  # the last line of a process that was killed
@@ -56,7 +55,7 @@ class RecordWriter:
 def read_records(folder: Path, *, until: int | None = None) -> dict[int, StepRecord]:
     """Return the steps of one attempt by number, up to and including `until`; a later line of a step wins."""
     try:
-        lines = (folder / FILE).read_text(encoding="utf-8").splitlines()
+        lines = (folder / STEPS_FILE).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return {}
     records: dict[int, StepRecord] = {}

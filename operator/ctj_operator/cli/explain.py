@@ -194,7 +194,9 @@ def _notices(store: Store, status: Status) -> Iterator[str]:
 def _advice(store: Store, status: Status) -> Iterator[str]:
     name = store.folder.name
     if status.phase is Phase.SUCCEEDED:
-        yield f"nothing: it is done; `ctj report {name}` writes the page, the model is {store.checkpoints / EXPORT_FOLDER}"
+        export = store.checkpoints / EXPORT_FOLDER
+        model = f", the model is {export}" if export.exists() else ""
+        yield f"nothing: it is done; `ctj report {name}` writes the page{model}"
     elif status.phase is Phase.HELD:
         yield f"`ctj approve {name}` goes on although the gate failed"
         yield f"or `ctj rollback {name}` goes back to the last good stage; then `ctj run {store.folder}`"

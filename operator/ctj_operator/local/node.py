@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from ctj_api.names import PROGRESS_FILE
 from ctj_api.report import Progress, Report
 from ctj_operator.local.files import read_json
 
@@ -47,7 +48,7 @@ class NodeFolder:
 
     def progress(self) -> Progress | None:
         """Read what the trainer last said of itself."""
-        document = read_json(self.run / "progress.json")
+        document = read_json(self.run / PROGRESS_FILE)
         try:
             return None if document is None else Progress.from_document(document)
         except ValidationError:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctj_api.names import attempt_folder
+from ctj_api.names import REPORT_FILE, STEPS_FILE, attempt_folder
 from ctj_api.report import Report
 from ctj_api.spec import Spec
 from ctj_api.status import Status
@@ -67,8 +67,8 @@ def gather(name: str, spec: Spec, status: Status, checkpoint_root: Path) -> Page
     attempts = []
     for number in range(1, status.attempt + 1):
         folder = checkpoint_root / attempt_folder(number)
-        steps = read_records(folder / "steps.jsonl")
-        report = read_report(folder / "report.json")
+        steps = read_records(folder / STEPS_FILE)
+        report = read_report(folder / REPORT_FILE)
         stage = report.stage if report else stage_of.get(number, steps[0]["stage"] if steps else "")
         attempts.append(AttemptRecord(attempt=number, stage=stage, steps=steps, report=report))
     return PageContent(name=name, spec=spec, status=status, attempts=tuple(attempts))

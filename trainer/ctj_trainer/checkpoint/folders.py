@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ctj_api.attempt import LineageEntry
-from ctj_api.names import attempt_folder, step_folder
+from ctj_api.names import MANIFEST_FILE, attempt_folder, step_folder
 from ctj_api.report import CheckpointRef
 from ctj_trainer.checkpoint.errors import FencedError
 from ctj_trainer.checkpoint.manifest import Manifest, read_manifest
@@ -67,7 +67,7 @@ def superseded(
 
 def delete(checkpoint: Committed) -> None:
     """Delete, manifest first: an interrupted deletion must not look complete."""
-    (checkpoint.folder / "manifest.json").unlink(missing_ok=True)
+    (checkpoint.folder / MANIFEST_FILE).unlink(missing_ok=True)
     shutil.rmtree(checkpoint.folder, ignore_errors=True)
 
 

@@ -9,9 +9,9 @@ from typing import Annotated
 from pydantic import Field, ValidationError
 
 from ctj_api.model import Contract
+from ctj_api.names import MANIFEST_FILE
 from ctj_api.spec import Strategy
 
-MANIFEST = "manifest.json"
 VERSION = 1
 _BLOCK_BYTES = 4 * 2**20
 
@@ -40,7 +40,7 @@ class Manifest(Contract):
 def read_manifest(folder: Path) -> Manifest | None:
     """Return the manifest of a committed checkpoint, else None (never written, half written, or not ours)."""
     try:
-        manifest = Manifest.from_document(json.loads((folder / MANIFEST).read_text()))
+        manifest = Manifest.from_document(json.loads((folder / MANIFEST_FILE).read_text()))
     except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError, UnicodeDecodeError, ValidationError):
         return None
     return manifest if manifest.version <= VERSION else None
@@ -48,12 +48,12 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Commit: after this the checkpoint exists."""
-    partial = folder / f"{MANIFEST}.partial"
+    partial = folder / f"{MANIFEST_FILE}.partial"
     with partial.open("w") as file:
         json.dump(manifest.to_document(), file, indent=1)
         file.flush()
         os.fsync(file.fileno())
-    partial.replace(folder / MANIFEST)
+    partial.replace(folder / MANIFEST_FILE)
 
 
 def record_of(path: Path) -> FileRecord:

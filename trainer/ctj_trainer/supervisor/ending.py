@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from ctj_api.attempt import Attempt, Mode
+from ctj_api.names import REPORT_FILE
 from ctj_api.report import MAX_TERMINATION_BYTES, CheckpointRef, Progress, Report
 from ctj_trainer.supervisor.outcome import Outcome
 
-DRAFT = "report.json"
 MAX_NOTICES = 8
-CUT = "[cut; the whole is in report.json] "
+CUT = f"[cut; the whole is in {REPORT_FILE}] "
 
 
 def read_draft(run_dir: Path, attempt: Attempt) -> tuple[Report | None, str | None]:
     """Return what global rank 0 reported so far, and a notice where that cannot be used."""
-    path = run_dir / DRAFT
+    path = run_dir / REPORT_FILE
     try:
         text = path.read_text()
     except OSError:

@@ -196,7 +196,7 @@ class Supervisor:
         )
         if settings.node_rank == 0:
             try:
-                ending.write_report(report, settings.attempt_dir / ending.DRAFT)
+                ending.write_report(report, settings.attempt_dir / names.REPORT_FILE)
             except OSError as error:
                 _say(f"the report could not be kept in {settings.attempt_dir}: {error.strerror}")
         _write_termination(settings.termination_file, report)
@@ -214,7 +214,7 @@ def _prepare(run_dir: Path) -> None:
     clear_marks(run_dir)
     clear_progress(run_dir)
     clear_metrics(run_dir)
-    for name in (ending.DRAFT, launch.RECORD):
+    for name in (names.REPORT_FILE, launch.RECORD):
         (run_dir / name).unlink(missing_ok=True)
     shutil.rmtree(run_dir / launch.LOGS, ignore_errors=True)
     probe = run_dir / f".probe.{os.getpid()}"
