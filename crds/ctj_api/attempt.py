@@ -62,7 +62,10 @@ class Attempt(Contract):
     attempt: Annotated[int, Field(ge=1)]
     stage: Stage
     window: StageWindow
-    ladder: Annotated[list[Stage], Field(description="Every stage, for the memory prediction of the first attempt.")]
+    ladder: Annotated[
+        list[Stage],
+        Field(description="Every stage: its memory, packages and threads are seen to from the first attempt on."),
+    ]
     floor_step: Annotated[
         int, Field(ge=0, description="Without a checkpoint at least this new the attempt fails (12).")
     ]
@@ -77,3 +80,8 @@ class Attempt(Contract):
     recipe: Recipe
     training: Training
     compile: Compile
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the job is done when this attempt is: in the ladder's last stage, or in one that was gone back to."""
+        return self.window.end_step >= self.training.steps

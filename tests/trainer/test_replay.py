@@ -15,6 +15,7 @@ from tests.trainer.stages import run
 from ctj_api import names
 from ctj_api.report import Report
 
+JOB = {"steps": 30}
 WORLD_1 = {"name": "single", "strategy": "single", "steps": 12}
 
 
@@ -48,7 +49,7 @@ def worker(document: dict[str, Any], root: Path, **environment: str) -> tuple[in
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A root whose attempt 1 trained the stage `single` for 12 steps, compiled by Inductor."""
     root = tmp_path_factory.mktemp("job")
-    document = attempt(recipe=CAUSAL_LM, stage=WORLD_1, compile={"backend": "inductor"}, microBatchSize=4)
+    document = attempt(recipe=CAUSAL_LM, stage=WORLD_1, training=JOB, compile={"backend": "inductor"}, microBatchSize=4)
     code, output, run_dir = worker(document, root)
     assert code == 0, output
     report = report_of(run_dir)
@@ -80,6 +81,7 @@ def test_every_stage_replays_its_predecessor_within_rounding(ranks: Ranks, alone
             start=start,
             end=start + 9,
             recipe=CAUSAL_LM,
+            training=JOB,
             lineage=lineage,
             replay={"attempt": number - 1, "fromStep": start, "toStep": start + 3},
         )
@@ -90,6 +92,7 @@ def test_every_stage_replays_its_predecessor_within_rounding(ranks: Ranks, alone
         assert report.measurements["replayGradNormRelative"] <= 1e-3
         replayed = [step for step, record in result["records"].items() if record["replay"]]
         assert replayed == [start + 1, start + 2, start + 3]
+        assert (alone / "export").exists() == (document["window"]["endStep"] == JOB["steps"])
         start += 6
         lineage.append({"attempt": number, "maxStep": start})
     export = alone / "export"

@@ -73,6 +73,7 @@ def test_a_rollback_finishes_in_the_last_good_stage_from_its_last_checkpoint() -
     assert attempt.stage.name == "ddp"
     assert (attempt.window.start_step, attempt.window.end_step, attempt.floor_step) == (40, 120, 40)
     assert attempt.window.save_at == (120,)
+    assert [one.is_last for one in story.attempts] == [False] * (len(story.attempts) - 1) + [True]
     assert attempt.replay is None
     assert LineageEntry(attempt=2, max_step=40) in attempt.lineage
     assert story.stage("fsdp").phase is StagePhase.FAILED

@@ -10,7 +10,7 @@ from torch import nn
 
 from ctj_api.attempt import Attempt
 from ctj_api.exit_codes import ExitCode
-from ctj_api.names import attempt_folder
+from ctj_api.names import EXPORT_FOLDER, attempt_folder
 from ctj_api.report import MemoryPrediction
 from ctj_api.spec import Strategy
 from ctj_trainer import progress
@@ -194,13 +194,13 @@ def _loop(scene: Scene, recipe: Recipe, prepared: Prepared, session: CompileSess
 
 
 def _export(scene: Scene, recipe: Recipe, prepared: Prepared) -> None:
-    """After the last stage, write the weights as other tools load them. Collective."""
-    if recipe.export is None or scene.attempt.stage.name != scene.attempt.ladder[-1].name:
+    """At the job's last step, in whatever stage, write the weights as other tools load them. Collective."""
+    if recipe.export is None or not scene.attempt.is_last:
         return
     scene.telemetry.phase(progress.EXPORTING)
     weights = prepared.full_weights()
     if scene.ranks.rank == 0:
-        recipe.export(weights, scene.root / "export")
+        recipe.export(weights, scene.root / EXPORT_FOLDER)
 
 
 def _report(scene: Scene, loop: Loop, memory: Sequence[MemoryPrediction], exit_code: ExitCode) -> None:
