@@ -96,7 +96,7 @@ class CompileSession:
     def remember(self, records: Iterable[StepRecord]) -> None:
         """Take over the timed steps of an interrupted attempt of the same stage."""
         for r in records:
-            self._times[r.step] = StepTime(step=r.step, mode=r.mode, seconds=r.seconds, compiling=r.compiling)
+            self._note(StepTime(step=r.step, mode=r.mode, seconds=r.seconds, compiling=r.compiling))
 
     def run_probe(self, run: Pass, prepared: Prepared) -> None:
         """Decide whether compiled is correct, and store it. Collective."""
@@ -135,7 +135,7 @@ class CompileSession:
             self._recompiles_at_warm = self.facts.recompiles
         if self._guard is None:
             return
-        self._times[step] = StepTime(step=step, mode=self.mode_of(step), seconds=seconds, compiling=compiling)
+        self._note(StepTime(step=step, mode=self.mode_of(step), seconds=seconds, compiling=compiling))
         if step == self._plan.last and self.decision is not None and self.decision.cause is Cause.CORRECT:
             self._conclude()
 
@@ -155,6 +155,11 @@ class CompileSession:
         reason = one_line(f"compiled code raised {type(error).__name__}: {error}")
         store(give_up(self.decision, cause=Cause.COMPILER, reason=reason), self._folder, stage=self._attempt.stage.name)
         return reason
+
+    def _note(self, time: StepTime) -> None:
+        """Keep only what is timed: a stage may have millions of steps."""
+        if self._plan.is_timed(time.step):
+            self._times[time.step] = time
 
     def _conclude(self) -> None:
         assert self.decision is not None
