@@ -172,6 +172,9 @@ def test_control_eager_flips_between_steps_and_is_acknowledged(
     assert report.compile is not None
     assert report.compile.reason == "memory pressure"
     assert json.loads((tmp_path / "run" / "progress.json").read_text())["controlSequence"] == 2
+    published = json.loads((tmp_path / "run" / "metrics-0.json").read_text())["values"]
+    tokens_per_sample = result["records"][12]["tokens"] / 8
+    assert published["ctj_train_tokens_total"][""] == tokens_per_sample * published["ctj_train_samples_total"][""]
 
 
 def test_a_loss_that_is_no_number_ends_the_stage_without_an_update_or_a_checkpoint(

@@ -41,7 +41,9 @@ METRICS = {
     "ctj_train_grad_norm": Metric(kind=Kind.GAUGE, help="Global gradient norm of the last step, before clipping."),
     "ctj_train_nonfinite_total": Metric(kind=Kind.COUNTER, help="Steps with a non-finite loss or gradient norm."),
     "ctj_train_samples_total": Metric(kind=Kind.COUNTER, help="Samples this rank trained on in this attempt."),
-    "ctj_train_tokens_total": Metric(kind=Kind.COUNTER, help="Tokens this rank trained on in this attempt."),
+    "ctj_train_tokens_total": Metric(
+        kind=Kind.COUNTER, help="Tokens trained on in this attempt, an equal share for each rank."
+    ),
     "ctj_train_step_seconds": Metric(kind=Kind.HISTOGRAM, help="Duration of optimizer steps."),
     "ctj_train_last_progress_timestamp_seconds": Metric(kind=Kind.GAUGE, help="When the last step ended."),
     "ctj_compile_graphs": Metric(kind=Kind.GAUGE, help="Distinct graphs compiled."),

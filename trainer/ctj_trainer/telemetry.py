@@ -33,6 +33,7 @@ class Telemetry:
         self._metrics = RankMetrics(run_dir, rank=ranks.rank)
         self._run_dir = run_dir
         self._rank = ranks.rank
+        self._world_size = ranks.world_size
         self._device = ranks.device
         self._local_processes = ranks.local_world_size
         self._pod = pod
@@ -110,6 +111,7 @@ class Telemetry:
         metrics.set("ctj_train_loss", record.loss)
         metrics.set("ctj_train_grad_norm", record.grad_norm)
         metrics.add("ctj_train_samples_total", num_samples)
+        metrics.add("ctj_train_tokens_total", record.tokens / self._world_size)
         metrics.observe("ctj_train_step_seconds", record.seconds)
         metrics.set("ctj_train_last_progress_timestamp_seconds", time.time())
         metrics.set("ctj_compile_active", record.mode is Mode.COMPILED)
