@@ -56,7 +56,7 @@ def _step(container: Any, part: str, path: str) -> Any:
 
 
 def _position(items: list[Any], part: str, path: str) -> int:
-    if part.isdigit() and int(part) < len(items):
+    if part in map(str, range(len(items))):
         return int(part)
     names = [item.get("name") if isinstance(item, dict) else None for item in items]
     if part in names:
@@ -92,7 +92,10 @@ def _value(parts: list[str], text: str) -> Any:
         return read_value(text)
     except SpecError as error:
         raise _refuse(
-            ".".join(parts), repr(text), error.problems[0].value, "quote it for YAML and for the shell"
+            ".".join(parts),
+            repr(text if len(text) <= 60 else f"{text[:56]} ..."),
+            error.problems[0].value,
+            "quote it for YAML and for the shell",
         ) from None
 
 

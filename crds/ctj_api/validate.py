@@ -118,7 +118,7 @@ def _schema() -> dict[str, Any]:
 def _admit(document: Any, *, old: dict[str, Any] | None) -> tuple[dict[str, Any], list[Problem]]:
     # Imported late: jsonschema and cel-python take a second, and come with the extra `operator` only.
     from ctj_api.checks.cel import rule_problems
-    from ctj_api.checks.values import value_problems
+    from ctj_api.checks.values import drop_unreadable, value_problems
 
     if not isinstance(document, dict):
         return {}, [_not_a_map(document)]
@@ -132,12 +132,17 @@ def _admit(document: Any, *, old: dict[str, Any] | None) -> tuple[dict[str, Any]
     admitted.pop("status", None)  # a subresource: what is sent with the job is ignored
     admitted["metadata"] = metadata
     _complete(admitted)
-    problems += value_problems({key: value for key, value in admitted.items() if key == "spec"}, schema)
+    judged = {key: value for key, value in admitted.items() if key == "spec"}
+    problems += value_problems(judged, schema)
     stored = _completed(old) if old is not None else None
     if stored is not None and "status" in stored:
         admitted["status"] = stored["status"]
     said = {problem.path for problem in problems}
-    broken = rule_problems(admitted, old=stored, complete=not problems)
+    readable = admitted
+    if problems:
+        readable = copy.deepcopy(admitted)
+        drop_unreadable(readable, schema)
+    broken = rule_problems(readable, old=stored, complete=not problems)
     problems += [problem for problem in broken if problem.path not in said]
     return admitted, [*problems, *_size_problems(document)]
 

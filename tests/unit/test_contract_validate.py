@@ -6,7 +6,9 @@ import pytest
 import yaml
 from tests.contract.documents import CASES, Case
 
-from ctj_api.validate import validate_document
+from ctj_api.validate import SpecError, override, validate_document
+
+GATES_OF_ONE_STAGE = "[" + ",".join(f"{{name: g{index}, stages: [a]}}" for index in range(32)) + "]"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -91,5 +93,71 @@ def test_aliases_that_grow_without_end_are_refused_quickly() -> None:
 
     problems = validate_document(f"a0: &a0 [x]\n{levels}\n")
 
-    assert "an alias of itself or of too much" in str(problems[0])
+    assert "each alias counted as what it repeats" in str(problems[0])
     assert time.monotonic() - started < 10
+
+
+STEPS = "spec.training.steps is"
+LADDER = "spec.ladder is"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (["spec.ladder=" + "x" * 5000], LADDER),
+        (["spec.ladder={a: {}, b: {}}"], LADDER),
+        (["spec.ladder=[" + "{name: s, strategy: ddp, steps: 2}," * 2000 + "]"], LADDER),
+        (["spec.ladder=[" + "7," * 2000 + "]"], LADDER),
+        (["spec.ladder=7", f"spec.gates={GATES_OF_ONE_STAGE}"], LADDER),
+        (["spec.ladder=[{}, {}]", f"spec.gates={GATES_OF_ONE_STAGE}"], "spec.ladder[0].name is missing"),
+        (["spec.gates=[" + "{name: g, stages: [" + "a," * 5000 + "]}]"], "spec.gates[0].stages is"),
+        (["spec.training.steps=9223372036854775808"], STEPS),
+        (["spec.training.steps=-99999999999999999999"], STEPS),
+        (["spec.training.steps=" + "9" * 300], STEPS),
+        (["spec.training.steps=" + "9" * 5000], STEPS),
+        (["spec.training.steps=0x" + "f" * 5000], STEPS),
+        (["spec.recipe.config.deep=" + "{a: " * 300 + "1" + "}" * 300], "--set spec.recipe.config.deep is"),
+        (["spec.recipe.config.deep=" + "[" * 300 + "]" * 300], "--set spec.recipe.config.deep is"),
+        (["spec.recipe.config.long=[" + "1," * 250_000 + "]"], "--set spec.recipe.config.long is"),
+        (["spec.recipe.config.long=" + "x" * 4_000_000], "--set spec.recipe.config.long is"),
+        (["spec.ladder[²].steps=3"], "--set spec.ladder[²] is not in the list"),
+        (["spec.recipe." + ".".join("a" * 500) + "=1"], "spec.recipe.a"),
+    ],
+    ids=lambda value: str(value)[:48],
+)
+def test_hostile_values_get_a_plain_answer_soon(changes: list[str], expected: str) -> None:
+    started = time.monotonic()
+    good = yaml.safe_load(next(case.text for case in CASES if case.name == "the smallest job"))
+
+    try:
+        problems = validate_document(override(good, *changes))
+    except SpecError as error:
+        problems = error.problems
+
+    assert any(str(problem).startswith(expected) for problem in problems), [str(problem)[:200] for problem in problems]
+    assert all(len(str(problem)) < 2000 for problem in problems)
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("{a: " * 300 + "1" + "}" * 300, "line 1 is nested more than 64 deep"),
+        ("[" * 300 + "]" * 300, "line 1 is nested more than 64 deep"),
+        ("[" + "1," * 250_000 + "]", "line 1 is value 200001"),
+        ("x" * 4_000_000, "the file is 4000000 characters"),
+    ],
+    ids=("deep maps", "deep lists", "many values", "long"),
+)
+def test_files_that_no_reader_could_take_are_refused(text: str, found: str) -> None:
+    (problem,) = validate_document(text)
+
+    assert str(problem).startswith(found)
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 2**64, 10**30, 10**400])
+def test_any_whole_number_anywhere_is_judged(value: int) -> None:
+    good = yaml.safe_load(next(case.text for case in CASES if case.name == "the smallest job"))
+    good["spec"]["recipe"]["config"] = {"free": [value]}
+
+    assert validate_document(good) == []

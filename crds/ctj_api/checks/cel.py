@@ -1,5 +1,6 @@
 """Runs the CRD's CEL rules on a document, as the API server does at admission."""
 
+import math
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -14,6 +15,10 @@ from ctj_api.rules import ALL_RULES, Rule
 
 # cel-python lets some errors of Python through where types do not fit.
 _EVALUATION_ERRORS = (CELEvalError, TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError)
+# `all` and `exists` over items that cannot be judged quote the error so far in the next: twice as long with each item.
+CELEvalError.__repr__ = lambda error: type(error).__name__  # type: ignore[method-assign]
+_INT64 = (-(2**63), 2**63 - 1)
+_FLOAT_END = 10**308
 
 
 def rule_problems(document: dict[str, Any], *, old: dict[str, Any] | None, complete: bool) -> list[Problem]:
@@ -34,9 +39,9 @@ def rule_problems(document: dict[str, Any], *, old: dict[str, Any] | None, compl
 
 
 def _check(rule: Rule, path: str, value: Any, before: Any, *, complete: bool) -> Problem | None:
-    activation = {"self": json_to_cel(value)}
+    activation = {"self": json_to_cel(_as_stored(value))}
     if rule.is_transition:
-        activation["oldSelf"] = json_to_cel(before)
+        activation["oldSelf"] = json_to_cel(_as_stored(before))
     try:
         if _program(rule.cel).evaluate(activation):
             return None
@@ -47,6 +52,17 @@ def _check(rule: Rule, path: str, value: Any, before: Any, *, complete: bool) ->
     for part in filter(None, rule.field.split(".")):
         path, value = child_path(path, part), value.get(part, MISSING)
     return Problem(path=path, value=_found(value), rule=what, remedy=remedy)
+
+
+def _as_stored(value: Any) -> Any:
+    """Return a value as the API server's JSON reader holds it: a whole number beyond 64 bits is a float there."""
+    if isinstance(value, dict):
+        return {key: _as_stored(below) for key, below in value.items()}
+    if isinstance(value, list):
+        return [_as_stored(item) for item in value]
+    if isinstance(value, int) and not _INT64[0] <= value <= _INT64[1]:
+        return float(value) if abs(value) < _FLOAT_END else math.inf if value > 0 else -math.inf
+    return value
 
 
 def _found(value: Any) -> str:

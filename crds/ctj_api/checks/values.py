@@ -25,6 +25,33 @@ def value_problems(value: Any, schema: Schema) -> list[Problem]:
     return list(first.values())
 
 
+def drop_unreadable(value: Any, schema: Schema) -> None:
+    """Remove, in place, what no rule can read: values of a wrong type or over a size limit of the schema.
+
+    The API server runs no rule on such a document. We run those that need nothing of it, to say all at once; given
+    the rest too, a list of thousands or a text in place of a list would cost cel-python minutes and gigabytes.
+    """
+    for error in list(_Validator(schema).iter_errors(value)):
+        if error.validator in _UNREADABLE:
+            _drop(value, list(error.absolute_path))
+
+
+def _drop(value: Any, path: list[Any]) -> None:
+    """Remove the value at `path` or, as items must keep their places, the field whose list holds it."""
+    while path and isinstance(path[-1], int):
+        path.pop()
+    for part in path[:-1]:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            return  # gone with what held it
+    if path and isinstance(value, dict):
+        value.pop(path[-1], None)
+
+
+_UNREADABLE = {"type", "maxLength", "maxItems", "maxProperties"}
+
+
 def _pattern(_validator: Any, pattern: str, value: Any, _schema: Schema) -> Iterator[jsonschema.ValidationError]:
     # `$` of the API server's RE2 is the very end; Python's also allows a line break before it.
     if isinstance(value, str) and not _matches(pattern, value):

@@ -26,6 +26,9 @@ _INTEGER = re.compile(
     r"(?P<sign>[-+]?)(0[xX](?P<hex>[0-9a-fA-F]+)|0[bB](?P<bin>[01]+)|0[oO]?(?P<oct>[0-7]+)|(?P<dec>0|[1-9][0-9]*))"
 )
 _MAX_VALUES = 200_000  # aliases of aliases can grow without end
+_MAX_DEPTH = 64  # every reader of a document, ours and others', goes down by recursion
+_MAX_TEXT = 3 * 1024 * 1024  # an API server reads no more in one request
+_LONGEST_INTEGER = 20
 
 
 class _Loader(yaml.CBaseLoader if hasattr(yaml, "CBaseLoader") else yaml.BaseLoader):  # type: ignore[misc]
@@ -43,6 +46,8 @@ def read_documents(text: str) -> list[Any]:
     Raises:
         SpecError: not YAML, or not a document that JSON can hold.
     """
+    if len(text) > _MAX_TEXT:
+        raise SpecError([_too_long(text)])
     values = []
     try:
         for node in yaml.compose_all(text, Loader=_Loader):
@@ -77,14 +82,8 @@ class _Reader:
 
     def value(self, node: yaml.Node) -> Any:
         self._count += 1
-        if id(node) in self._open or self._count > _MAX_VALUES:
-            raise SpecError(
-                [
-                    _problem(
-                        node, "an alias of itself or of too much", "a document must be finite", "write the values out"
-                    )
-                ]
-            )
+        if (found := self._endless(node)) is not None:
+            raise SpecError([_problem(node, *found)])
         self._open.add(id(node))
         try:
             if isinstance(node, yaml.MappingNode):
@@ -95,6 +94,20 @@ class _Reader:
             return self._scalar(node)
         finally:
             self._open.discard(id(node))
+
+    def _endless(self, node: yaml.Node) -> tuple[str, str, str] | None:
+        """Return value, rule and remedy where a document does not end, or not soon enough."""
+        if id(node) in self._open:
+            return "an alias of itself", "a document must be finite", "write the values out"
+        if len(self._open) >= _MAX_DEPTH:
+            return f"nested more than {_MAX_DEPTH} deep", f"must be at most {_MAX_DEPTH} deep", "flatten it"
+        if self._count > _MAX_VALUES:
+            return (
+                f"value {_MAX_VALUES + 1}, each alias counted as what it repeats",
+                f"a document may hold {_MAX_VALUES} values",
+                "keep large things in files and name their paths",
+            )
+        return None
 
     def _mapping(self, node: yaml.MappingNode) -> dict[str, Any]:
         result: dict[str, Any] = {}
@@ -204,7 +217,7 @@ def _integer(digits: str) -> int | None:
     if match is None:
         return None
     for name, base in (("hex", 16), ("bin", 2), ("oct", 8), ("dec", 10)):
-        if match[name]:
+        if match[name] and not (name == "dec" and len(match[name]) > _LONGEST_INTEGER):
             value = int(match["sign"] + match[name], base)
             return value if -(2**63) <= value < 2**64 else None
     return None
@@ -216,6 +229,15 @@ def _is_merge(node: yaml.Node) -> bool:
 
 def _problem(node: yaml.Node, value: str, rule: str, remedy: str) -> Problem:
     return Problem(path=f"line {node.start_mark.line + 1}", value=value, rule=rule, remedy=remedy)
+
+
+def _too_long(text: str) -> Problem:
+    return Problem(
+        path="the file",
+        value=f"{len(text)} characters",
+        rule=f"must have at most {_MAX_TEXT}, all that an API server reads at once",
+        remedy="keep large things in files and name their paths",
+    )
 
 
 def _syntax_problem(error: yaml.YAMLError) -> Problem:
