@@ -9,6 +9,8 @@ from ctj_api.checks.problem import Problem, SpecError, show
 _PART = re.compile(r"([^.\[\]=]+)|\[([^\[\]]+)\]")
 _PATH = re.compile(r"[^.\[\]=]+(\.[^.\[\]=]+|\[[^\[\]]+\])*")
 
+_LONGEST_SHOWN = 56
+
 
 def override(document: dict[str, Any], *settings: str) -> dict[str, Any]:
     """Return a copy of `document` with each `path=value` applied, as in `spec.ladder[ddp].steps=10`.
@@ -91,12 +93,9 @@ def _value(parts: list[str], text: str) -> Any:
     try:
         return read_value(text)
     except SpecError as error:
-        raise _refuse(
-            ".".join(parts),
-            repr(text if len(text) <= 60 else f"{text[:56]} ..."),
-            error.problems[0].value,
-            "quote it for YAML and for the shell",
-        ) from None
+        shown = repr(text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]} ...")
+        remedy = "quote it for YAML and for the shell"
+        raise _refuse(".".join(parts), shown, error.problems[0].value, remedy) from None
 
 
 def _field_schema(parts: list[str]) -> dict[str, Any]:
