@@ -19,7 +19,7 @@ from ctj_trainer.compile.verdict import Cause
 from ctj_trainer.gradients import COUNTING_NOTICE, Gradients, StepLoss
 from ctj_trainer.optimizer import Schedule
 from ctj_trainer.ranks import Ranks
-from ctj_trainer.records import StepRecord
+from ctj_trainer.records import StepRecord, forget_old
 from ctj_trainer.requests import Request, Requests
 from ctj_trainer.strategies.prepared import Prepared
 from ctj_trainer.telemetry import Telemetry
@@ -103,6 +103,7 @@ class Loop:
             recompiles=facts.recompiles,
             graphs=facts.graphs,
             compile_seconds=facts.compile_seconds,
+            at=time.time(),
         )
         self._publish(record, asked)
         parts.session.after_step(step, seconds=seconds, compiling=record.compiling)
@@ -144,6 +145,7 @@ class Loop:
     def _publish(self, record: StepRecord, asked: Request) -> None:
         parts = self.parts
         self.records[record.step] = record
+        forget_old(self.records, replay_until=self._replay_until)
         parts.telemetry.step(
             record,
             facts=parts.session.facts,

@@ -11,6 +11,9 @@ from ctj_api.attempt import Mode
 from ctj_api.model import Contract
 from ctj_api.names import STEPS_FILE
 
+MOST_IN_MEMORY = 10_000
+"""Steps a rank remembers, about 1 KB each: times and throughput of a long stage are those of its newest steps."""
+
 
 class StepRecord(Contract):
     """One optimizer step; compile figures are totals since the attempt began."""
@@ -30,6 +33,7 @@ class StepRecord(Contract):
     graphs: int = 0
     compile_seconds: float = 0.0
     memory_bytes: int = 0
+    at: float | None = None  # end of the step, seconds since the epoch
 
 
 class RecordWriter:
@@ -75,3 +79,12 @@ def stage_history(folders: Iterable[Path], *, stage: str, until: int) -> dict[in
     for folder in folders:
         history.update({s: r for s, r in read_records(folder, until=until).items() if r.stage == stage})
     return history
+
+
+def forget_old(records: dict[int, StepRecord], *, replay_until: int, most: int = MOST_IN_MEMORY) -> None:
+    """Keep the replay window and the newest `most` steps; steps.jsonl holds all of them."""
+    while len(records) > most:  # the oldest came first
+        oldest = next((step for step in records if step > replay_until), None)
+        if oldest is None:
+            return
+        del records[oldest]

@@ -125,13 +125,20 @@ def check_rows(content: PageContent) -> list[CheckRow]:
 
 
 def switch_rows(content: PageContent) -> list[SwitchRow]:
-    """Measure each stage switch by the clocks of the steps on both sides; replayed steps count as new work's cost."""
+    """Measure each stage switch by the clocks of both sides: end of the last step to start of the first, also a replayed
+    one."""
     rows = []
     with_steps = [attempt for attempt in content.attempts if attempt.steps]
     for before, after in pairwise(with_steps):
         ended, began = before.steps[-1].get("at"), after.steps[0].get("at")
         if before.stage != after.stage and ended is not None and began is not None:
-            rows.append(SwitchRow(from_stage=before.stage, to_stage=after.stage, seconds=float(began) - float(ended)))
+            rows.append(
+                SwitchRow(
+                    from_stage=before.stage,
+                    to_stage=after.stage,
+                    seconds=float(began) - float(after.steps[0].get("seconds") or 0.0) - float(ended),
+                )
+            )
     return rows
 
 
