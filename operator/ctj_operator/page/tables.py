@@ -125,8 +125,8 @@ def check_rows(content: PageContent) -> list[CheckRow]:
 
 
 def switch_rows(content: PageContent) -> list[SwitchRow]:
-    """Measure each stage switch by the clocks of both sides: end of the last step to start of the first, also a replayed
-    one."""
+    """Measure each stage switch by the clocks of both sides: end of the last step to start of the first, replayed or
+    not."""
     rows = []
     with_steps = [attempt for attempt in content.attempts if attempt.steps]
     for before, after in pairwise(with_steps):
