@@ -130,6 +130,13 @@ def command(pod: Manifest, sandbox: Sandbox) -> list[str]:
     return [sys.executable if here[0] in ("python", "python3") else here[0], *here[1:]]
 
 
+def _prebuilt_ops() -> Path:
+    """Return where the set-up has built DeepSpeed's op; torch looks there itself only where HOME is a person's."""
+    root = Path.home() / ".cache" / "torch_extensions"
+    python = f"py{sys.version_info.major}{sys.version_info.minor}_*"
+    return next(iter(sorted(root.glob(python))), root)
+
+
 def environment(pod: Manifest, sandbox: Sandbox) -> dict[str, str]:
     """Return the whole environment of the container's process."""
     inherited = {name: os.environ[name] for name in _OF_THE_IMAGE if name in os.environ}
@@ -137,7 +144,7 @@ def environment(pod: Manifest, sandbox: Sandbox) -> dict[str, str]:
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "TMPDIR": str(sandbox.folder / "tmp"),
         "OMP_NUM_THREADS": "1",
-        "TORCH_EXTENSIONS_DIR": str(Path.home() / ".cache" / "torch_extensions"),  # ops that are built beforehand
+        "TORCH_EXTENSIONS_DIR": str(_prebuilt_ops()),
         "HOSTNAME": pod["spec"].get("hostname", pod["metadata"]["name"]),
     }
     given = {name: _rewrite(value, pod, sandbox) for name, value in _container_environment(pod, sandbox).items()}
