@@ -142,7 +142,7 @@ def environment(pod: Manifest, sandbox: Sandbox) -> dict[str, str]:
     inherited = {name: os.environ[name] for name in _OF_THE_IMAGE if name in os.environ}
     base = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "TMPDIR": str(sandbox.folder / "tmp"),
+        "TMPDIR": str(sandbox.mounts["/tmp"]),
         "OMP_NUM_THREADS": "1",
         "TORCH_EXTENSIONS_DIR": str(_prebuilt_ops()),
         "HOSTNAME": pod["spec"].get("hostname", pod["metadata"]["name"]),
