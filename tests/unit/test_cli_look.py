@@ -1,6 +1,8 @@
 """Commands that look at jobs or ask something of them; none of them starts a trainer."""
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -128,6 +130,20 @@ def test_a_verb_says_whether_anybody_acts_on_it(place: Workplace, store: Store) 
     assert "go on with: ctj run" in place.ctj("approve", "tiny").out
     with hold(store.folder, command="ctj run job.yaml"):
         assert "acts on it" in place.ctj("approve", "tiny").out
+
+
+@pytest.mark.parametrize("command", ["approve", "pause", "explain"])
+def test_printed_commands_work_as_printed_from_any_work_folder(place: Workplace, store: Store, command: str) -> None:
+    elsewhere = place.job_folder.parent.parent / "other runs é" / "tiny"
+    elsewhere.parent.mkdir()
+    store.folder.rename(elsewhere)
+
+    out = place.ctj(command, "tiny", "--work-dir", str(elsewhere.parent)).out
+
+    printed = re.search(r"ctj (run|resume) ('[^']*')", out)
+    assert printed is not None, out
+    (folder,) = shlex.split(printed[2])
+    assert place.ctj("explain", folder).code == 0
 
 
 def test_watching_a_job_that_nobody_runs_says_where_it_stands_and_ends(place: Workplace, store: Store) -> None:

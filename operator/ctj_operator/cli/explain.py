@@ -8,6 +8,7 @@ from ctj_api.exit_codes import ExitCode, RunExit
 from ctj_api.names import EXPORT_FOLDER, MANIFEST_FILE, REPORT_FILE, attempt_folder
 from ctj_api.status import ConditionStatus, GateVerdict, Phase, Status
 from ctj_operator.cli import words
+from ctj_operator.cli.places import going_on, typed_name
 from ctj_operator.cli.view import build_view
 from ctj_operator.local.lock import holder_of
 from ctj_operator.local.runner import snapshot
@@ -34,7 +35,7 @@ def explain(store: Store) -> str:
 
 def next_steps(store: Store, status: Status, outcome: RunExit, *, command: str) -> Iterator[str]:
     """Yield the closing lines of `ctj run`: the cause where there is one, and the commands that go on."""
-    name = store.folder.name
+    name = typed_name(store)
     if outcome is RunExit.SUCCEEDED:
         return
     if outcome is RunExit.STOPPED:
@@ -192,19 +193,19 @@ def _notices(store: Store, status: Status) -> Iterator[str]:
 
 
 def _advice(store: Store, status: Status) -> Iterator[str]:
-    name = store.folder.name
+    name = typed_name(store)
     if status.phase is Phase.SUCCEEDED:
         export = store.checkpoints / EXPORT_FOLDER
         model = f", the model is {export}" if export.exists() else ""
         yield f"nothing: it is done; `ctj report {name}` writes the page{model}"
     elif status.phase is Phase.HELD:
         yield f"`ctj approve {name}` goes on although the gate failed"
-        yield f"or `ctj rollback {name}` goes back to the last good stage; then `ctj run {store.folder}`"
+        yield f"or `ctj rollback {name}` goes back to the last good stage; then `{going_on(store)}`"
     elif status.phase is Phase.FAILED:
         yield f"`ctj logs {name}` shows the trainer's words"
-        yield f"when the cause is removed: `ctj retry {name}`, then `ctj run {store.folder}`"
+        yield f"when the cause is removed: `ctj retry {name}`, then `{going_on(store)}`"
     elif holder_of(store.folder) is None:
-        yield f"`ctj run {store.folder}` goes on from the last checkpoint"
+        yield f"`{going_on(store)}` goes on from the last checkpoint"
     else:
         yield f"`ctj watch {name}` follows it"
     if any(stage.mode is Mode.EAGER for stage in status.ladder) and status.phase is not Phase.SUCCEEDED:

@@ -1,8 +1,10 @@
 """Where local things are: the folder of a named job, the compile cache."""
 
 import os
+import shlex
 from pathlib import Path
 
+from ctj_operator.cli import DEFAULT_WORK_DIR
 from ctj_operator.local.refusal import Refusal
 from ctj_operator.local.store import JOB_FILE, Store
 
@@ -34,3 +36,15 @@ def find_job(name: str, work_dir: Path) -> Store:
         f"no job {name!r} in {work_dir}; jobs there: {there}. "
         "Start one with `ctj run FILE`, or name another folder with --work-dir"
     )
+
+
+def typed_name(store: Store) -> str:
+    """Return what names this job on a command line typed here: its name, or its folder if that is elsewhere."""
+    name = store.folder.name
+    here = (DEFAULT_WORK_DIR / name).resolve() == store.folder.resolve()
+    return name if here else shlex.quote(str(store.folder))
+
+
+def going_on(store: Store) -> str:
+    """Return the command that goes on with this job, ready to be typed."""
+    return shlex.join(["ctj", "run", str(store.folder)])

@@ -3,6 +3,7 @@
 import uuid
 
 from ctj_api import names
+from ctj_operator.cli.places import going_on, typed_name
 from ctj_operator.local.lock import holder_of
 from ctj_operator.local.store import Store
 
@@ -26,5 +27,5 @@ def ask(store: Store, verb: str) -> str:
     if holder is not None:
         return f"{verb}: asked; {holder} acts on it"
     if verb == "pause":
-        return f"{verb}: nothing runs this job now; it stays stopped until `ctj resume {store.folder.name}`"
-    return f"{verb}: noted; nothing runs this job now, go on with: ctj run {store.folder}"
+        return f"{verb}: nothing runs this job now; it stays stopped until `ctj resume {typed_name(store)}`"
+    return f"{verb}: noted; nothing runs this job now, go on with: {going_on(store)}"
