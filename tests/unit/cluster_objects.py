@@ -3,11 +3,12 @@
 from typing import Any
 
 from ctj_api import names
-from ctj_api.attempt import Attempt
+from ctj_api.attempt import Attempt, JobIdentity
 
 Document = dict[str, Any]
 
 JOB_UID = "11111111-2222-3333-4444-555555555555"
+JOB = JobIdentity(namespace="research", name="llama", uid=JOB_UID)
 
 
 def attempt(*, number: int = 1, stage: Document | None = None, **changes: Any) -> Attempt:
@@ -32,14 +33,13 @@ def owner_reference(uid: str = JOB_UID) -> Document:
     return {"kind": names.KIND, "name": "llama", "uid": uid, "controller": True}
 
 
-def job_object(
-    *, uid: str = "job-1", number: int = 1, version: int = 10, owner: str = JOB_UID, **status: Any
-) -> Document:
+def job_object(*, uid: str = "", number: int = 1, version: int = 10, owner: str = JOB_UID, **status: Any) -> Document:
+    """Its uid is `job-{number}` unless another is given."""
     return {
         "metadata": {
             "name": f"llama-full-{number}",
             "namespace": "research",
-            "uid": uid,
+            "uid": uid or f"job-{number}",
             "resourceVersion": str(version),
             "ownerReferences": [owner_reference(owner)],
             "labels": _labels(number),
@@ -50,14 +50,27 @@ def job_object(
 
 
 def pod_object(
-    *, uid: str = "pod-1", number: int = 1, index: int = 0, version: int = 10, phase: str = "Running", **status: Any
+    *,
+    uid: str = "pod-1",
+    number: int = 1,
+    index: int = 0,
+    version: int = 10,
+    phase: str = "Running",
+    namespace: str = "research",
+    owner: str = "",
+    deleting: bool = False,
+    **status: Any,
 ) -> Document:
+    """A Job of uid `job-{number}` controls it unless another is given."""
+    controller = {"kind": "Job", "name": f"llama-full-{number}", "uid": owner or f"job-{number}", "controller": True}
     return {
         "metadata": {
             "name": f"llama-full-{number}-{index}-xyz",
-            "namespace": "research",
+            "namespace": namespace,
             "uid": uid,
             "resourceVersion": str(version),
+            **({"deletionTimestamp": "2026-01-01T00:00:00Z"} if deleting else {}),
+            "ownerReferences": [controller],
             "labels": {**_labels(number), "batch.kubernetes.io/job-completion-index": str(index)},
         },
         "spec": {"nodeName": "node-a"},

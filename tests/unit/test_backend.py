@@ -214,9 +214,12 @@ def test_control_reaches_every_living_pod_of_its_attempt_once() -> None:
     steered = pod_object(version=20)
     steered["metadata"]["annotations"] = {names.ANNOTATION_CONTROL: control.model_dump_json(by_alias=True)}
     with place(Answer(body=steered)) as here:
+        here.children.jobs.put(job_object())
+        here.children.jobs.put(job_object(number=2))
         here.children.pods.put(pod_object())
         here.children.pods.put(pod_object(uid="ended", phase="Failed"))
         here.children.pods.put(pod_object(uid="other", number=2))
+        here.children.pods.put(pod_object(uid="forged", owner="job-of-somebody"))
         for _ in range(2):
             here.backend.apply(here.observe(), Decision(status=Status(attempt=1), control=control))
         (request,) = here.server.requests

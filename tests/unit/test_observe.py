@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.unit.cluster_objects import JOB_UID, condition, ended, job_object, pod_object
+from tests.unit.cluster_objects import JOB, condition, ended, job_object, pod_object
 
 from ctj_operator.cluster.caches import Children
 from ctj_operator.cluster.observe import SETTLE_SECONDS, build_children, parse_report
@@ -25,9 +25,8 @@ def children_of(*objects: Document, now: float = LONG_AFTER, removed: str = "") 
     if removed:
         caches.pods.remove(removed)
     return build_children(
-        JOB_UID,
-        jobs=caches.jobs.of_job(JOB_UID),
-        pods=caches.pods.of_job(JOB_UID),
+        jobs=caches.jobs.of_job(JOB),
+        pods=caches.pods.of_job(JOB),
         progress_of=lambda _: None,
         now=now,
     )
@@ -81,13 +80,18 @@ def test_a_child_is_done_with_its_last_pod_but_fails_only_when_no_other_pod_can_
 
 
 def test_pods_whose_job_is_gone_still_count_as_an_attempt_that_is_ending() -> None:
-    child = child_of(pod_object(number=4))
+    child = child_of(pod_object(number=4, deleting=True))
     assert (child.attempt, child.state, child.deleting) == (4, ChildState.ACTIVE, True)
 
 
 def test_an_object_of_our_labels_but_another_owner_is_not_ours() -> None:
     assert not child_of(job_object(owner="somebody-else")).ours
     assert child_of(job_object()).ours
+
+
+def test_our_pods_are_no_evidence_for_a_job_of_another_owner() -> None:
+    ours, theirs = children_of(job_object(), job_object(uid="copy", owner="somebody-else"), pod_object())
+    assert (len(ours.pods), len(theirs.pods)) == (1, 0)
 
 
 def test_attempts_come_oldest_first() -> None:

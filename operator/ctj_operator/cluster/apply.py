@@ -95,7 +95,7 @@ class Applier:
             raise Conflict(f"{key} changed before something of it could be deleted")
 
     def _delete_child(self, observed: Observed, uid: str) -> None:
-        record = next((job for job in self._around.children.jobs.of_job(observed.job.uid) if job.uid == uid), None)
+        record = next((job for job in self._around.children.jobs.of_job(observed.job) if job.uid == uid), None)
         child = next((child for child in observed.children if child.uid == uid), None)
         if record is None or child is None or not child.ours:
             return
@@ -195,7 +195,7 @@ class Applier:
     def _steer(self, observed: Observed, control: Control) -> None:
         """Let every pod that may still act see the state; pods that see it already cost nothing."""
         text = control.model_dump_json(by_alias=True)
-        for pod in self._around.children.pods.of_job(observed.job.uid):
+        for pod in self._around.children.pods.of_job(observed.job):
             if pod.attempt != control.attempt or not pod.alive or pod.deleting or pod.control == text:
                 continue
             patch = {"metadata": {"uid": pod.uid, "annotations": {names.ANNOTATION_CONTROL: text}}}

@@ -48,7 +48,7 @@ class ClusterBackend:
             status=status,
             annotations=metadata.get("annotations", {}),
             deleting="deletionTimestamp" in metadata,
-            children=self._children_of(job.uid, key=key) + self._applier.strangers(job),
+            children=self._children_of(job, key=key) + self._applier.strangers(job),
             create_error=self._applier.refusal(job, attempt=status.attempt),
             on_accelerator=any(stage.get("gpusPerNode") for stage in spec.get("ladder", [])),
         )
@@ -76,7 +76,7 @@ class ClusterBackend:
     def _confirm_absence(self, job: JobIdentity, current: CurrentAttempt | None) -> None:
         """Ask the server before a child that was seen is reported missing: the cache may be behind."""
         jobs = self._around.children.jobs
-        if current is None or not current.child_seen or jobs.has(job.uid, attempt=current.attempt):
+        if current is None or not current.child_seen or jobs.has(job, attempt=current.attempt):
             return
         name = names.child_name(job.name, current.stage, current.attempt)
         try:
@@ -86,13 +86,12 @@ class ClusterBackend:
         if controller_uid(live) == job.uid:
             jobs.put(live)
 
-    def _children_of(self, uid: str, *, key: str) -> tuple[Child, ...]:
-        now, jobs, pods = time.time(), self._around.children.jobs.of_job(uid), self._around.children.pods.of_job(uid)
+    def _children_of(self, job: JobIdentity, *, key: str) -> tuple[Child, ...]:
+        now, jobs, pods = time.time(), self._around.children.jobs.of_job(job), self._around.children.pods.of_job(job)
         self._follow_progress(key, jobs=jobs, pods=pods)
-        if any(is_settling(job, pods=[p for p in pods if p.attempt == job.attempt], now=now) for job in jobs):
+        if any(is_settling(one, pods=[p for p in pods if p.attempt == one.attempt], now=now) for one in jobs):
             self._around.look_later(key, SETTLE_SECONDS)
         return build_children(
-            uid,
             jobs=jobs,
             pods=pods,
             progress_of=lambda child_uid: self._around.scraper.latest(key, child_uid=child_uid),
@@ -100,7 +99,7 @@ class ClusterBackend:
         )
 
     def _follow_progress(self, key: str, *, jobs: list[JobRecord], pods: list[PodRecord]) -> None:
-        uids = {job.attempt: job.uid for job in jobs}
+        uids = {job.attempt: job.uid for job in jobs if job.ours}
         first = next((p for p in pods if p.index == 0 and not p.gone and p.phase is PodPhase.RUNNING and p.ip), None)
         if first is None or first.attempt not in uids:
             self._around.scraper.forget(key)

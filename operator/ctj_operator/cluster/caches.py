@@ -1,5 +1,8 @@
 """What the watches and our own writes have told so far: jobs (whole) and their children (records). Newest version wins.
 
+Labels only claim: a pod counts if a Job controls it that our job controls, all in one namespace. Whoever may create
+pods elsewhere can neither forge evidence nor block a start.
+
 Answers reconcile without a read. Thread-safe; nothing here talks to the API server.
 """
 
@@ -10,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
+from ctj_api.attempt import JobIdentity
 from ctj_operator.cluster.records import ChildRecord, JobRecord, PodRecord, bury, parse_job, parse_pod, read_version
 
 Document = dict[str, Any]
@@ -87,13 +91,13 @@ R = TypeVar("R", bound=ChildRecord)
 
 
 class RecordCache(Generic[R]):
-    """Children of one kind, by uid and by the uid of their CompiledTrainingJob."""
+    """Children of one kind, by uid and by the CompiledTrainingJob that their labels name, in their own namespace."""
 
     def __init__(self, parse: Callable[[Document], R], *, on_change: Callable[[str], None]):
         self._parse = parse
         self._on_change = on_change
         self._records: dict[str, R] = {}
-        self._by_job: dict[str, set[str]] = {}
+        self._by_job: dict[tuple[str, str], set[str]] = {}
         self._removed: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.RLock()
 
@@ -105,7 +109,7 @@ class RecordCache(Generic[R]):
             if record.uid in self._removed or (known and known.version >= record.version):
                 return
             self._records[record.uid] = record
-            self._by_job.setdefault(record.job_uid, set()).add(record.uid)
+            self._by_job.setdefault(_claimed_job(record), set()).add(record.uid)
         if known and replace(known, version=record.version) == record:
             return  # readiness, managed fields, ...: nothing that anybody decides on
         self._on_change(key_of(record.namespace, record.job))
@@ -129,31 +133,50 @@ class RecordCache(Generic[R]):
             if record.uid not in listed:
                 self.remove(record.uid)
 
-    def of_job(self, job_uid: str) -> list[R]:
+    def of_job(self, job: JobIdentity) -> list[R]:
         """Return the children of one job."""
+        return self._claiming((job.namespace, job.uid))
+
+    def _claiming(self, job: tuple[str, str]) -> list[R]:
         with self._lock:
-            return [self._records[uid] for uid in self._by_job.get(job_uid, ())]
+            return [self._records[uid] for uid in self._by_job.get(job, ())]
 
     def _drop(self, record: R) -> None:
         del self._records[record.uid]
-        siblings = self._by_job[record.job_uid]
+        siblings = self._by_job[_claimed_job(record)]
         siblings.discard(record.uid)
         if not siblings:
-            del self._by_job[record.job_uid]
+            del self._by_job[_claimed_job(record)]
 
 
 class PodCache(RecordCache[PodRecord]):
-    """Pods; one that is removed stays as evidence of its end for as long as its Job is there and not suspended."""
+    """Pods; one that is removed stays as evidence of its end for as long as its Job is there and not suspended.
+
+    Pods and Jobs come by two watches: a pod may be known before its Job, and long after it.
+    """
 
     def __init__(self, *, is_evidence: Callable[[PodRecord], bool], on_change: Callable[[str], None]):
         super().__init__(parse_pod, on_change=on_change)
         self._is_evidence = is_evidence
+        self._owners: dict[str, JobRecord] = {}
+        self._gone_owners: OrderedDict[str, None] = OrderedDict()
+
+    def of_job(self, job: JobIdentity) -> list[PodRecord]:
+        """Return the pods that Jobs of this job control; others that carry its labels are not its."""
+        with self._lock:
+            return [pod for pod in super().of_job(job) if self._counts(pod)]
+
+    def trust(self, owner: JobRecord) -> None:
+        """Let pods of this Job count."""
+        if owner.ours:
+            with self._lock:
+                self._owners.setdefault(owner.uid, owner)
 
     def remove(self, uid: str) -> None:
         """Keep the last words of a removed pod."""
         with self._lock:
             record = self._records.get(uid)
-            if record is None or not self._is_evidence(record):
+            if record is None or not (self._counts(record) and self._is_evidence(record)):
                 super().remove(uid)
                 return
             if record.gone:
@@ -161,28 +184,58 @@ class PodCache(RecordCache[PodRecord]):
             self._records[uid] = bury(record, at=time.time())
         self._on_change(key_of(record.namespace, record.job))
 
-    def forget_remains(self, job_uid: str, *, attempt: int) -> None:
-        """Drop what is left of an attempt whose Job is gone."""
+    def forget_remains(self, owner: JobRecord) -> None:
+        """Drop what is left of removed pods of a Job."""
         with self._lock:
-            for record in self.of_job(job_uid):
-                if record.attempt == attempt and record.gone:
+            for record in self._claiming(_claimed_job(owner)):
+                if record.owner_uid == owner.uid and record.gone:
                     _remember(self._removed, record.uid)
                     self._drop(record)
+
+    def lose(self, owner: JobRecord) -> None:
+        """Take in that a Job is gone; pods of it that still run count on, also those that are yet to be heard of."""
+        with self._lock:
+            self.forget_remains(owner)
+            if owner.uid not in self._owners:
+                return
+            self._gone_owners[owner.uid] = None
+            if len(self._gone_owners) > _TOMBSTONES:
+                idle = next((uid for uid in self._gone_owners if not self._has_pods(self._owners[uid])), None)
+                if idle is not None:
+                    del self._gone_owners[idle], self._owners[idle]
+
+    def _has_pods(self, owner: JobRecord) -> bool:
+        return any(pod.owner_uid == owner.uid for pod in self._claiming(_claimed_job(owner)))
+
+    def _counts(self, pod: PodRecord) -> bool:
+        owner = self._owners.get(pod.owner_uid)
+        if owner is not None:
+            return _claimed_job(owner) == _claimed_job(pod)
+        return self._outlives_unknown_job(pod)
+
+    def _outlives_unknown_job(self, pod: PodRecord) -> bool:
+        """Is it on its way out after a Job that went before this process began? Nothing may start beside it."""
+        if not (pod.owner_uid and pod.deleting and pod.alive):
+            return False
+        return not any(
+            _claimed_job(owner) == _claimed_job(pod) and owner.attempt == pod.attempt for owner in self._owners.values()
+        )
 
 
 class ChildJobCache(RecordCache[JobRecord]):
     """Jobs; with one that is removed or suspended (Kueue takes its pods, no fault of theirs), the remains go too."""
 
-    def __init__(self, *, forget_remains: Callable[[JobRecord], None], on_change: Callable[[str], None]):
+    def __init__(self, *, pods: Callable[[], PodCache], on_change: Callable[[str], None]):
         super().__init__(parse_job, on_change=on_change)
-        self._forget_remains = forget_remains
+        self._pods = pods
 
     def put(self, document: Document) -> None:
         """Keep what is newer."""
-        super().put(document)
         record = self._parse(document)
+        self._pods().trust(record)  # first: who hears of the Job finds its pods
+        super().put(document)
         if record.suspended:
-            self._forget_remains(record)
+            self._pods().forget_remains(record)
 
     def remove(self, uid: str) -> None:
         """Forget a deleted Job and what was left of its pods."""
@@ -190,25 +243,29 @@ class ChildJobCache(RecordCache[JobRecord]):
             record = self._records.get(uid)
         super().remove(uid)
         if record is not None:
-            self._forget_remains(record)
+            self._pods().lose(record)
 
-    def has(self, job_uid: str, *, attempt: int) -> bool:
-        """Is the Job of this attempt there?"""
-        return any(job.attempt == attempt for job in self.of_job(job_uid))
+    def has(self, job: JobIdentity, *, attempt: int) -> bool:
+        """Is our Job of this attempt there?"""
+        return any(child.ours and child.attempt == attempt for child in self.of_job(job))
 
     def keeps_remains(self, pod: PodRecord) -> bool:
         """Is a removed pod of any interest?"""
-        return any(job.attempt == pod.attempt and not job.suspended for job in self.of_job(pod.job_uid))
+        with self._lock:
+            owner = self._records.get(pod.owner_uid)
+        return owner is not None and not owner.suspended
 
 
 class Children:
     """Both caches of children, wired."""
 
     def __init__(self, *, on_change: Callable[[str], None]):
-        self.jobs = ChildJobCache(
-            forget_remains=lambda job: self.pods.forget_remains(job.job_uid, attempt=job.attempt), on_change=on_change
-        )
+        self.jobs = ChildJobCache(pods=lambda: self.pods, on_change=on_change)
         self.pods = PodCache(is_evidence=self.jobs.keeps_remains, on_change=on_change)
+
+
+def _claimed_job(record: ChildRecord) -> tuple[str, str]:
+    return record.namespace, record.job_uid
 
 
 def _remember(removed: OrderedDict[str, None], uid: str) -> None:

@@ -14,7 +14,6 @@ SETTLE_SECONDS = 5.0
 
 
 def build_children(
-    job_uid: str,
     *,
     jobs: list[JobRecord],
     pods: list[PodRecord],
@@ -23,10 +22,12 @@ def build_children(
 ) -> tuple[Child, ...]:
     """Return every attempt that can be seen, oldest first, also one of which only pods are left."""
     known = [
-        _build_child(job, job_uid=job_uid, pods=_of_attempt(pods, job.attempt), progress=progress_of(job.uid), now=now)
+        _build_child(
+            job, pods=_of_attempt(pods, job.attempt) if job.ours else [], progress=progress_of(job.uid), now=now
+        )
         for job in jobs
     ]
-    attempts = {job.attempt for job in jobs}
+    attempts = {job.attempt for job in jobs if job.ours}
     orphaned = {pod.attempt for pod in pods if pod.alive and pod.attempt not in attempts}
     orphans = [_build_orphan(attempt, pods=_of_attempt(pods, attempt)) for attempt in orphaned]
     return tuple(sorted(known + orphans, key=lambda child: child.attempt))
@@ -56,15 +57,13 @@ def _of_attempt(pods: list[PodRecord], attempt: int) -> list[PodRecord]:
     return sorted((pod for pod in pods if pod.attempt == attempt), key=lambda pod: pod.index)
 
 
-def _build_child(
-    job: JobRecord, *, job_uid: str, pods: list[PodRecord], progress: Progress | None, now: float
-) -> Child:
+def _build_child(job: JobRecord, *, pods: list[PodRecord], progress: Progress | None, now: float) -> Child:
     return Child(
         name=job.name,
         uid=job.uid,
         attempt=job.attempt,
         state=_state(job, pods=pods, now=now),
-        ours=job.owner_uid == job_uid,
+        ours=job.ours,
         deleting=job.deleting,
         suspended=job.suspended,
         pods=tuple(_build_pod(pod) for pod in pods),

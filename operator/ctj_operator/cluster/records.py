@@ -24,10 +24,12 @@ class ChildRecord:
     namespace: str
     version: int
     job: str
-    """Name of the CompiledTrainingJob."""
+    """Name of the CompiledTrainingJob, as the labels claim; so are the next two. Anybody may write labels."""
     job_uid: str
     attempt: int
     deleting: bool
+    owner_uid: str
+    """Of the object that controls this one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,16 +37,20 @@ class JobRecord(ChildRecord):
     """One attempt's Indexed Job."""
 
     completions: int
-    owner_uid: str
     complete: bool
     failed: bool
     finished_at: float | None
     suspended: bool
 
+    @property
+    def ours(self) -> bool:
+        """Whether the job that the labels name controls this Job."""
+        return self.owner_uid == self.job_uid
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodRecord(ChildRecord):
-    """One node's part of an attempt."""
+    """One node's part of an attempt; `owner_uid` is empty unless a Job named as one of the attempt controls it."""
 
     index: int
     phase: PodPhase
@@ -76,8 +82,8 @@ def parse_job(document: Document) -> JobRecord:
     end = conditions.get("Complete") or conditions.get("Failed")
     return JobRecord(
         **_read_common(document),
-        completions=spec.get("completions") or 1,
         owner_uid=controller_uid(document),
+        completions=spec.get("completions") or 1,
         complete="Complete" in conditions,
         failed="Failed" in conditions,
         finished_at=read_time(end.get("lastTransitionTime")) if end else None,
@@ -94,6 +100,7 @@ def parse_pod(document: Document) -> PodRecord:
     reason, message = _explain(status, container)
     return PodRecord(
         **_read_common(document),
+        owner_uid=_owning_job(document),
         index=_read_number(metadata["labels"].get(LABEL_INDEX)),
         phase=_read_phase(status.get("phase", "Pending")),
         node=document.get("spec", {}).get("nodeName", ""),
@@ -140,8 +147,22 @@ def bury(pod: PodRecord, *, at: float) -> PodRecord:
 
 def controller_uid(document: Document) -> str:
     """Uid of the object that controls this one, or nothing."""
-    owners = document["metadata"].get("ownerReferences", [])
-    return next((owner["uid"] for owner in owners if owner.get("controller")), "")
+    return str(_controller(document).get("uid", ""))
+
+
+def _owning_job(pod: Document) -> str:
+    """Uid of the Job that controls this pod, or nothing if it is no Job or not named as one of the pod's attempt."""
+    owner, labels = _controller(pod), pod["metadata"]["labels"]
+    name = owner.get("name", "")
+    of_attempt = name.startswith(f"{labels[names.LABEL_JOB]}-") and name.endswith(
+        f"-{_read_number(labels.get(names.LABEL_ATTEMPT))}"
+    )
+    return str(owner["uid"]) if owner.get("kind") == "Job" and of_attempt else ""
+
+
+def _controller(document: Document) -> Document:
+    owners: list[Document] = document["metadata"].get("ownerReferences", [])
+    return next((owner for owner in owners if owner.get("controller")), {})
 
 
 def read_version(document: Document) -> int:
