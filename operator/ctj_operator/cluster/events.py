@@ -4,6 +4,7 @@ import hashlib
 import logging
 import queue
 import threading
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -35,9 +36,13 @@ class EventPoster:
 
     def stop(self, *, seconds: float) -> None:
         """Post what waits, for at most `seconds`."""
+        deadline = time.monotonic() + seconds
         if self._thread.is_alive():
-            self._waiting.put(None)
-            self._thread.join(seconds)
+            try:
+                self._waiting.put(None, timeout=seconds)
+            except queue.Full:
+                return  # nothing was posted in all that time: the server is slow or gone
+            self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def post(self, job: JobIdentity, event: Event, *, once_per: str) -> None:
         """Queue one event; the same event with the same `once_per` is posted once, whoever repeats it."""
