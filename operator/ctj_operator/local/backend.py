@@ -2,6 +2,9 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
+
+from pydantic import ValidationError
 
 from ctj_api.spec import Spec
 from ctj_operator.core.decision import Decision, Event
@@ -35,7 +38,7 @@ class LocalBackend:
             status=stored.status,
             annotations=job.annotations,
             children=self._processes.observe(),
-            on_accelerator=any(stage.gpus_per_node for stage in Spec.from_document(job.spec).ladder),
+            on_accelerator=_names_gpus(job.spec),
         )
 
     def record(self, observed: Observed, decision: Decision) -> None:
@@ -55,3 +58,11 @@ class LocalBackend:
         for event in decision.events:
             self._store.append_event(event, at=now)
             self._announce(event)
+
+
+def _names_gpus(spec: dict[str, Any]) -> bool:
+    """Whether any stage wants GPUs; a spec that cannot be read wants none, and `decide` names every problem of it."""
+    try:
+        return any(stage.gpus_per_node for stage in Spec.from_document(spec).ladder)
+    except ValidationError:
+        return False
