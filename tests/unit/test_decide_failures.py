@@ -165,13 +165,14 @@ def test_more_sharding_continues_from_the_last_good_stage() -> None:
     assert story.attempt.replay.attempt == 1
 
 
-def test_a_micro_batch_that_would_not_divide_the_global_batch_is_not_tried() -> None:
-    story = started(training={"microBatchSize": 6, "globalBatchSize": 12, "steps": 120})
+def test_an_odd_micro_batch_is_halved_though_the_half_does_not_divide_the_global_batch() -> None:
+    story = started(training={"microBatchSize": 5, "globalBatchSize": 30})
     story.ends(13)
-    assert story.attempt.micro_batch_size == 3
+    assert (story.attempt.micro_batch_size, story.attempt.stage.name) == (2, "single"), "15 = 7 x 2 + 1 works as well"
     story.runs()
     story.ends(13)
-    assert story.attempt.micro_batch_size == 1
+    assert (story.attempt.micro_batch_size, story.attempt.stage.name) == (1, "single")
+    assert story.attempt.training.global_batch_size == 30
 
 
 def test_out_of_memory_with_nothing_left_to_try_fails() -> None:

@@ -57,13 +57,15 @@ def _count_disruption(situation: Situation, ending: Ending, stage: StageStatus) 
 
 
 def _smaller(situation: Situation, ending: Ending, stage: StageStatus) -> Situation:
-    """Out of memory: half the micro batch (the global batch stays), then a stage that shards more, then no more."""
+    """Out of memory: half the micro batch (the global batch stays), then a stage that shards more, then no more.
+
+    The half need not divide a process's share: the trainer's last micro batch of a step is then a smaller one.
+    """
     spec = situation.spec
     micro = stage.micro_batch_size or spec.training.micro_batch_size
-    world = ladder.stage_of(spec, stage.name).world_size
     evidence = f"attempt {ending.attempt} in stage {stage.name}: {ending.message}"
     half = micro // 2
-    if half >= 1 and spec.training.global_batch_size % (half * world) == 0:
+    if half >= 1:
         situation = situation.remedy("SmallerMicroBatch", reason=ending.reason, evidence=evidence)
         situation = situation.change_stage(stage.name, micro_batch_size=half)
         message = f"{evidence}; micro batch {micro} -> {half}, global batch stays {spec.training.global_batch_size}"
