@@ -262,7 +262,10 @@ class GateSource(Contract):
 class Gate(Contract):
     """One condition that a stage must meet before the next, larger one may start."""
 
-    name: Annotated[DnsLabel, Field(description="The name of a default gate replaces that gate.")]
+    name: Annotated[
+        DnsLabel,
+        Field(description="The name of a default gate replaces that gate, in the stages that this one is for."),
+    ]
     stages: Annotated[
         list[DnsLabel], Field(max_length=4, default_factory=list, description="Names of stages; every stage if absent.")
     ]

@@ -111,9 +111,15 @@ def test_a_gate_of_the_spec_joins_the_defaults_in_its_stages_only() -> None:
     assert "p95-step" not in judged(spec=job_spec(gates=[p95(stages=["fsdp"])]))
 
 
-def test_a_gate_with_a_default_gates_name_replaces_it_everywhere() -> None:
-    own = p95(name="memory", stages=["fsdp"])
-    assert "memory" not in judged({M.MEMORY_PEAK_RATIO: 2.0}, spec=job_spec(gates=[own]))
+@pytest.mark.parametrize(
+    ("stages", "measurement"),
+    [([], M.STEP_TIME_P95_SECONDS), (["ddp"], M.STEP_TIME_P95_SECONDS), (["fsdp"], M.MEMORY_PEAK_RATIO)],
+)
+def test_a_gate_with_a_default_gates_name_replaces_it_where_it_applies(
+    stages: list[str], measurement: Measurement
+) -> None:
+    here = judged({M.MEMORY_PEAK_RATIO: 2.0}, spec=job_spec(gates=[p95(name="memory", stages=stages)]))
+    assert [one.measurement for one in here["memory"].evidence] == [measurement]
 
 
 @given(value=st.floats(), limits=st.tuples(st.sampled_from([-1.0, 0.0, 1e-6, 0.1]), st.sampled_from([0.3, 1.0, 1e30])))

@@ -62,10 +62,10 @@ class StageEvidence:
 
 
 def rules(spec: Spec, stage: str, *, on_accelerator: bool) -> tuple[Rule, ...]:
-    """Return the gates of one stage: the defaults, replaced or joined by the spec's."""
-    named = {gate.name: gate for gate in spec.gates}
-    kept = [rule for rule in _default_rules(spec, on_accelerator=on_accelerator) if rule.name not in named]
+    """Return the gates of one stage: the defaults, replaced or joined by those of the spec's that apply to it."""
     own = [_rule(gate) for gate in spec.gates if not gate.stages or stage in gate.stages]
+    replaced = {rule.name for rule in own}
+    kept = [rule for rule in _default_rules(spec, on_accelerator=on_accelerator) if rule.name not in replaced]
     return (*kept, *own)
 
 
