@@ -32,7 +32,7 @@ def test_no_field_of_status_is_pruned_and_columns_show_it(crd_installed: Control
         "-n", namespace, "patch", job, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status})
     )
 
-    assert plane.get("-n", namespace, job)["status"] == status
+    assert json.loads(plane.kubectl("-n", namespace, "get", job, "-o", "json"))["status"] == status
     header, row = plane.kubectl("-n", namespace, "get", job).splitlines()
     assert header.split() == ["NAME", "PHASE", "STAGE", "MODE", "STEP", "PROGRESS", "ATTEMPT", "AGE"]
     assert row.split()[:7] == ["quickstart", "Pending", "text", "Compiled", "7", "7", "7"]
