@@ -43,7 +43,7 @@ class TrainingJob:
             true = {one["type"] for one in self.status().get("conditions", []) if one["status"] == "True"}
             return bool(true & {condition, "Succeeded", "Failed"})
 
-        wait_until(f"{condition} of {self.name}", met_or_over, seconds=seconds)
+        wait_until(f"{condition} of {self.name}", met_or_over, seconds=seconds, every=seconds / 600)
         status = self.status()
         wanted = next(one for one in status["conditions"] if one["type"] == condition)
         assert wanted["status"] == "True", f"{self.name} is over, and not {condition}: {status}"
