@@ -30,7 +30,8 @@ def build_children(
     attempts = {job.attempt for job in jobs if job.ours}
     orphaned = {pod.attempt for pod in pods if pod.alive and pod.attempt not in attempts}
     orphans = [_build_orphan(attempt, pods=_of_attempt(pods, attempt)) for attempt in orphaned]
-    return tuple(sorted(known + orphans, key=lambda child: child.attempt))
+    # Ours before a stranger's of the same attempt: the same sight gives the same value, whatever order a set has.
+    return tuple(sorted(known + orphans, key=lambda child: (child.attempt, not child.ours, child.uid)))
 
 
 def is_settling(job: JobRecord, *, pods: list[PodRecord], now: float) -> bool:
