@@ -15,6 +15,7 @@ from pathlib import Path
 
 ATTEMPT = json.loads(os.environ["CTJ_ATTEMPT"])
 ROOT, RUN = Path(os.environ["CTJ_CHECKPOINT_ROOT"]), Path(os.environ["CTJ_RUN_DIR"])
+FIRST = os.environ["CTJ_NODE_RANK"] == "0"  # one node writes what all nodes share
 OWN = ROOT / f"attempt-{ATTEMPT['attempt']:05d}"
 CONFIG = ATTEMPT["recipe"]["config"]
 STAGE = ATTEMPT["stage"]["name"]
@@ -43,6 +44,8 @@ def newest_checkpoint() -> tuple[int, int] | None:
 
 
 def save(step: int) -> None:
+    if not FIRST:
+        return
     folder = OWN / f"step-{step:08d}"
     folder.mkdir(parents=True, exist_ok=True)
     replace(folder / "manifest.json", {"step": step})
@@ -100,12 +103,15 @@ def end(code: int, step: int, checkpoint: int | None, failure: dict | None = Non
     if failure is not None:
         report["failure"] = failure
     replace(Path(os.environ["CTJ_TERMINATION_FILE"]), report)
-    OWN.mkdir(parents=True, exist_ok=True)
-    replace(OWN / "report.json", report)
+    if FIRST:
+        OWN.mkdir(parents=True, exist_ok=True)
+        replace(OWN / "report.json", report)
     sys.exit(code)
 
 
 def record(step: int, replay: bool) -> None:
+    if not FIRST:
+        return
     OWN.mkdir(parents=True, exist_ok=True)
     line = {"step": step, "stage": STAGE, "attempt": ATTEMPT["attempt"], "loss": loss_after(step), "gradNorm": 1.0}
     line |= {"seconds": CONFIG["stepSeconds"], "memoryBytes": 640 * 1024**2, "replay": replay, "at": time.time()}
