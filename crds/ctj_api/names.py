@@ -32,6 +32,7 @@ ENV_NODE_RANK = "CTJ_NODE_RANK"
 ENV_MASTER_ADDR = "CTJ_MASTER_ADDR"
 ENV_MASTER_PORT = "CTJ_MASTER_PORT"
 ENV_GRACE_SECONDS = "CTJ_GRACE_SECONDS"
+ENV_PROFILES_FILE = "CTJ_PROFILES_FILE"
 
 # Files that one side writes and the other reads, below the checkpoint root and the run folder.
 REPORT_FILE = "report.json"
@@ -66,6 +67,7 @@ ENVIRONMENT = {
     ENV_MASTER_ADDR: "host of pod 0",
     ENV_MASTER_PORT: "port of the rendezvous",
     ENV_GRACE_SECONDS: "seconds from SIGTERM to the kill: the pod's grace period",
+    ENV_PROFILES_FILE: "the platform's hardware profiles, laid over the shipped ones; none if absent",
 }
 
 # A Job's pods get the hostname <job>-<index>, at most 63 characters: name, stage, attempt (5 digits), index (3).

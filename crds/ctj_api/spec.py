@@ -9,7 +9,15 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ctj_api.model import RECIPE_NAME, Contract, DecimalString, DnsLabel, DurationString, PositiveDecimalString
+from ctj_api.model import (
+    PROFILE_NAME,
+    RECIPE_NAME,
+    Contract,
+    DecimalString,
+    DnsLabel,
+    DurationString,
+    PositiveDecimalString,
+)
 
 FreeForm = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
 BY_NAME = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
@@ -229,6 +237,15 @@ class Compile(Contract):
     backend: Annotated[str, Field(min_length=1, max_length=64, description="A backend of the installed torch.")] = (
         "inductor"
     )
+    profile: Annotated[
+        str,
+        Field(
+            max_length=64,
+            pattern=PROFILE_NAME,
+            description="Hardware profile: default, published or none; default/h100 takes that device's. "
+            "mode, options and what else is set here go over it.",
+        ),
+    ] = "default"
     mode: Annotated[
         str | None, Field(min_length=1, max_length=64, description="A mode of torch.compile; instead of options.")
     ] = None

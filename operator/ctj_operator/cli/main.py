@@ -228,6 +228,33 @@ def resume(name: Name, work_dir: WorkDir = DEFAULT_WORK_DIR) -> None:
     _ask("resume", name, work_dir)
 
 
+@app.command(short_help="Show hardware profiles, and what this machine resolves to.")
+def profiles(
+    device: Annotated[
+        str, typer.Option("--device", help="A device of the table instead of what is here.", metavar="NAME")
+    ] = "",
+    profile: Annotated[str, typer.Option("--profile", help="default or published.", metavar="SET")] = "default",
+    as_json: AsJson = False,
+) -> None:
+    """Show the hardware profiles, what hardware is here, and what becomes of each flag with the installed torch.
+
+    \b
+    Examples:
+      ctj profiles
+      ctj profiles --profile published --device h100
+      CTJ_PROFILES_FILE=ours.yaml ctj profiles --json
+    """
+    from rich.console import Console
+
+    from ctj_operator.cli.profiles import ask, show
+
+    answer = ask(profile=profile, device=device)
+    if as_json:
+        print(json.dumps(answer))
+    else:
+        show(answer, Console())
+
+
 def _job(name: str, work_dir: Path) -> "Store":
     from ctj_operator.cli.places import find_job
 

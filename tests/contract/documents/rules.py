@@ -123,6 +123,18 @@ TRAINING = (
 
 COMPILE = (
     good("a mode", {"spec.compile": {"mode": "max-autotune-no-cudagraphs"}}),
+    good("a profile of another device", {"spec.compile": {"profile": "published/rtx4090"}}),
+    good("no profile", {"spec.compile": {"profile": "none", "options": {"max_autotune": True}}}),
+    bad(
+        "a profile of neither set",
+        {"spec.compile": {"profile": "h100"}},
+        'spec.compile.profile is "h100"; must be default, published or none, or with a device as in default/h100',
+    ),
+    bad(
+        "a device of no profile",
+        {"spec.compile": {"profile": "none/h100"}},
+        'spec.compile.profile is "none/h100"; must be default',
+    ),
     bad(
         "mode and options",
         {"spec.compile": {"mode": "default", "options": {}}},
