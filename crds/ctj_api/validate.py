@@ -6,6 +6,8 @@ which the API server runs them. `tests/contract` compares both on one table of d
 
 import copy
 import json
+import os
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -70,15 +72,7 @@ def read_job(path: Path | str) -> dict[str, Any]:
     Raises:
         SpecError: the file cannot be read or is not one YAML map.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        problem = Problem(
-            path=str(path), value=f"unreadable ({reason})", rule="a job file must be YAML text", remedy="check the path"
-        )
-        raise SpecError([problem]) from None
-    documents = read_job_documents(text)
+    documents = read_job_documents(read_text(path))
     if len(documents) > 1:
         found = f"{len(documents)} documents"
         raise SpecError(
@@ -94,6 +88,29 @@ def read_job(path: Path | str) -> dict[str, Any]:
     if not isinstance(documents[0], dict):
         raise SpecError([_not_a_map(documents[0])])
     return documents[0]
+
+
+def read_text(path: Path | str) -> str:
+    """Return the text of a job file; `-` is what is piped in. Of one that is too large only the beginning is read.
+
+    Raises:
+        SpecError: it cannot be read, is too large, or is not text.
+    """
+    from ctj_api.checks.yaml_text import MAX_FILE_BYTES, too_large
+
+    try:
+        with open(sys.stdin.fileno() if str(path) == "-" else path, "rb", closefd=str(path) != "-") as file:
+            size = os.fstat(file.fileno()).st_size  # 0 where it is not known: a pipe, a device
+            data = b"" if size > MAX_FILE_BYTES else file.read(MAX_FILE_BYTES + 1)
+        if max(size, len(data)) > MAX_FILE_BYTES:
+            raise SpecError([too_large(str(path), size)])
+        return data.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        problem = Problem(
+            path=str(path), value=f"unreadable ({reason})", rule="a job file must be YAML text", remedy="check the path"
+        )
+        raise SpecError([problem]) from None
 
 
 def admit(document: dict[str, Any], *, old: dict[str, Any] | None = None) -> dict[str, Any]:

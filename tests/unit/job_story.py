@@ -57,10 +57,9 @@ def short_spec(**changes: Any) -> Document:
 class Story:
     """A job and its children. Deleted children are gone at once; created ones are seen at once, with pending pods."""
 
-    def __init__(self, spec: Document | None = None, *, on_accelerator: bool = False) -> None:
+    def __init__(self, spec: Document | None = None) -> None:
         self.spec = spec if spec is not None else job_spec()
         self.generation = 1
-        self.on_accelerator = on_accelerator
         self.annotations: dict[str, str] = {}
         self.status = Status()
         self.children: list[Child] = []
@@ -84,7 +83,6 @@ class Story:
             annotations=self.annotations,
             children=tuple(self.children),
             create_error=self.create_error,
-            on_accelerator=self.on_accelerator,
         )
 
     def look(self, *, after: float = 1.0) -> Decision:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from tests.unit.workplace import Workplace, job_document
 
-from ctj_api import names
 from ctj_operator.local.files import replace_json
 from ctj_operator.local.lock import hold
 from ctj_operator.local.store import Store
@@ -99,40 +98,7 @@ def test_a_folder_kept_by_fresh_is_not_listed_as_a_job(place: Workplace, store: 
     assert "No jobs" in place.ctj("list").out
 
 
-@pytest.mark.parametrize(
-    ("command", "annotation"),
-    [
-        ("approve", names.VERB_APPROVE),
-        ("eager", names.VERB_FORCE_EAGER),
-        ("retry-compile", names.VERB_RETRY_COMPILE),
-        ("rollback", names.VERB_ROLLBACK),
-    ],
-)
-def test_a_verb_is_a_new_token_each_time(place: Workplace, store: Store, command: str, annotation: str) -> None:
-    tokens = []
-    for _ in range(2):
-        assert place.ctj(command, "tiny").code == 0
-        tokens.append(store.read_job().annotations[annotation])
-    assert tokens[0] != tokens[1]
-    assert store.read_job().generation == 1
-
-
-def test_pause_and_resume_set_the_spec_and_retry_its_token(place: Workplace, store: Store) -> None:
-    place.ctj("pause", "tiny")
-    assert store.read_job().spec["suspend"] is True
-    place.ctj("resume", "tiny")
-    assert store.read_job().spec["suspend"] is False
-    place.ctj("retry", "tiny")
-    assert store.read_job().spec["retryToken"]
-
-
-def test_a_verb_says_whether_anybody_acts_on_it(place: Workplace, store: Store) -> None:
-    assert "go on with: ctj run" in place.ctj("approve", "tiny").out
-    with hold(store.folder, command="ctj run job.yaml"):
-        assert "acts on it" in place.ctj("approve", "tiny").out
-
-
-@pytest.mark.parametrize("command", ["approve", "pause", "explain"])
+@pytest.mark.parametrize("command", ["eager", "pause", "explain"])
 def test_printed_commands_work_as_printed_from_any_work_folder(place: Workplace, store: Store, command: str) -> None:
     elsewhere = place.job_folder.parent.parent / "other runs é" / "tiny"
     elsewhere.parent.mkdir()

@@ -159,7 +159,7 @@ def test_a_failed_gate_that_holds_ends_with_3_and_approval_goes_on(place: Workpl
     assert held.code == 3, held.err + held.out
     assert "ctj approve tiny" in held.out
     explained = place.ctj("explain", "tiny").out
-    assert ">= 100" in explained
+    assert "at least 100" in explained
     assert "samplesPerSecondPerProcess" in explained
     assert place.ctj("run", job).code == 3
     assert place.ctj("approve", "tiny").code == 0

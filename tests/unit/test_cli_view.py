@@ -51,7 +51,7 @@ SECOND_STAGE = Status(
     current=CURRENT,
     ladder=[
         StageStatus(name="single", phase=StagePhase.PASSED, mode=Mode.EAGER, end_step=6),
-        StageStatus(name="ddp", phase=StagePhase.RUNNING),
+        StageStatus(name="ddp", phase=StagePhase.RUNNING, start_step=5),
     ],
 )
 

@@ -129,6 +129,44 @@ def test_tokens_after_the_end_do_not_act_after_a_retry() -> None:
     assert story.attempt.mode is Mode.COMPILED
 
 
+def ended(kind: ConditionType) -> Story:
+    story = running()
+    if kind is ConditionType.FAILED:
+        story.ends(11)
+        return story
+    story.finishes()
+    story.passes("ddp", "fsdp", "zero3")
+    return story
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("kind", [ConditionType.SUCCEEDED, ConditionType.FAILED])
+def test_a_verb_after_the_end_is_remembered_and_answered_once_with_the_reason(verb: str, kind: ConditionType) -> None:
+    story = ended(kind)
+    story.annotations[verb] = "late"
+    told = [event for _ in range(2) for event in story.look().events]
+    assert [event.reason for event in told] == ["NothingToDo"]
+    assert told[0].message.startswith(f"{verb.rpartition('/')[2]} is ignored: the job has {kind.lower()}")
+    assert story.status.handled[verb] == "late"
+
+
+def test_a_retry_token_that_can_start_nothing_is_answered_once_with_the_reason() -> None:
+    for story, why in ((running(), "has not failed and is not held"), (ended(ConditionType.SUCCEEDED), "succeeded")):
+        story.edit(retryToken="again")
+        told = [event for _ in range(2) for event in story.look().events if event.reason == "NothingToDo"]
+        assert len(told) == 1
+        assert told[0].message.startswith("spec.retryToken is ignored")
+        assert why in told[0].message
+
+
+def test_what_is_asked_together_with_a_retry_acts_once_the_job_runs_again() -> None:
+    story = ended(ConditionType.FAILED)
+    story.edit(retryToken="again")
+    story.annotations[VERB_FORCE_EAGER] = "1"
+    story.look()
+    assert (story.attempt.attempt, story.attempt.mode) == (2, Mode.EAGER)
+
+
 # Retry
 
 

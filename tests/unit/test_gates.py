@@ -20,7 +20,6 @@ def judged(
     spec: dict[str, object] | None = None,
     compiled: bool = True,
     first: bool = False,
-    on_accelerator: bool = False,
 ) -> dict[str, GateVerdict]:
     parsed = Spec.from_document(spec if spec is not None else job_spec())
     found = {**GOOD, M.THROUGHPUT_RATIO: 0.9, **(measured or {})}
@@ -31,8 +30,14 @@ def judged(
         replayed=not first,
         has_predecessor=not first,
     )
-    rules = gates.rules(parsed, "ddp", on_accelerator=on_accelerator)
+    rules = gates.rules(parsed, "ddp")
     return {verdict.name: verdict for verdict in gates.judge(rules, evidence)}
+
+
+def on_gpus() -> dict[str, object]:
+    spec = job_spec()
+    ladder = [{**stage, "gpusPerNode": stage.get("processesPerNode", 1)} for stage in spec["ladder"]]
+    return {**spec, "ladder": [{k: v for k, v in stage.items() if k != "processesPerNode"} for stage in ladder]}
 
 
 def test_good_figures_pass_every_default_gate() -> None:
@@ -97,7 +102,7 @@ def test_an_eager_stage_has_no_probe_and_its_bad_probe_does_not_condemn_it() -> 
 
 def test_throughput_counts_on_accelerators_only() -> None:
     assert judged()["throughput"].mode is GateMode.DRY_RUN
-    assert judged(on_accelerator=True)["throughput"].mode is GateMode.ENFORCE
+    assert judged(spec=on_gpus())["throughput"].mode is GateMode.ENFORCE
 
 
 def p95(**changes: object) -> dict[str, object]:
@@ -200,7 +205,7 @@ def test_the_strongest_answer_wins() -> None:
 
 
 def test_throughput_is_compared_with_the_stage_before() -> None:
-    story = Story(on_accelerator=True)
+    story = Story(on_gpus())
     story.passes("single")
     story.runs()
     story.finishes(measured={M.SAMPLES_PER_SECOND_PER_PROCESS: 60.0})

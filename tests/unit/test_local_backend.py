@@ -29,15 +29,3 @@ def test_a_spec_that_was_broken_by_hand_is_named_by_decide(tmp_path: Path) -> No
     assert "spec.ladder.1.strategy is 'magic'" in told.message
     accepted = next(one for one in decision.status.conditions if one.type is ConditionType.ACCEPTED)
     assert (accepted.status, accepted.reason) == ("False", "InvalidSpec")
-
-
-def test_gpus_in_any_stage_make_the_job_one_on_accelerators(tmp_path: Path) -> None:
-    for gpus in (0, 1):
-        folder = tmp_path / str(gpus)
-        folder.mkdir()
-        store = Store(folder)
-        document = job_document()
-        if gpus:
-            document["spec"]["ladder"][1] = {"name": "ddp", "strategy": "ddp", "gpusPerNode": 1}
-        store.submit(document)
-        assert backend_of(store).observe("tiny").on_accelerator is bool(gpus)

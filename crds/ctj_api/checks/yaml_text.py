@@ -28,6 +28,7 @@ _INTEGER = re.compile(
 _MAX_VALUES = 200_000  # aliases of aliases can grow without end
 _MAX_DEPTH = 64  # every reader of a document, ours and others', goes down by recursion
 _MAX_TEXT = 3 * 1024 * 1024  # an API server reads no more in one request
+MAX_FILE_BYTES = 4 * _MAX_TEXT  # a character of UTF-8 has at most four bytes
 _LONGEST_INTEGER = 20
 
 
@@ -236,6 +237,16 @@ def _too_long(text: str) -> Problem:
         path="the file",
         value=f"{len(text)} characters",
         rule=f"must have at most {_MAX_TEXT}, all that an API server reads at once",
+        remedy="keep large things in files and name their paths",
+    )
+
+
+def too_large(path: str, size: int) -> Problem:
+    """Describe a file of `size` bytes (0: unknown, more than may be read) that need not be read to be refused."""
+    return Problem(
+        path=path,
+        value=f"{size} bytes" if size else f"more than {MAX_FILE_BYTES} bytes",
+        rule=f"must have at most {_MAX_TEXT} characters, all that an API server reads at once",
         remedy="keep large things in files and name their paths",
     )
 

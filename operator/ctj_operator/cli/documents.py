@@ -23,12 +23,29 @@ def read(file: Path, overrides: Iterable[str]) -> dict[str, Any]:
         raise Refusal(_listed(error)) from None
 
 
-def admitted(document: dict[str, Any], *, stored: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return `document` as the API server would store it: valid, defaults filled in, an allowed change of `stored`.
+def admitted(document: dict[str, Any]) -> dict[str, Any]:
+    """Return `document` as the API server would store it: valid, defaults filled in.
 
     Raises:
         Refusal: with every problem.
     """
+    return _admitted(document, stored=None)
+
+
+def admitted_update(document: dict[str, Any], store: Store) -> dict[str, Any]:
+    """Return `document` as a change of the stored job. `ctj retry` stands: a file without a token keeps the stored one.
+
+    Raises:
+        Refusal: the change is not allowed, or the folder is damaged; nothing was started.
+    """
+    stored, status = store.read_job(), store.read_status().status
+    stored.parsed_spec()
+    spec = {"retryToken": stored.spec.get("retryToken", ""), **document["spec"]}
+    # The API server keeps the status in the object, and a rule reads it there.
+    return _admitted({**document, "spec": spec}, stored={**stored.document, "status": status.to_document()})
+
+
+def _admitted(document: dict[str, Any], *, stored: dict[str, Any] | None) -> dict[str, Any]:
     try:
         return admit(document, old=stored)
     except SpecError as error:

@@ -6,14 +6,18 @@ from collections.abc import Iterator
 from ctj_api.attempt import Mode
 from ctj_api.exit_codes import ExitCode, RunExit
 from ctj_api.names import EXPORT_FOLDER, MANIFEST_FILE, REPORT_FILE, attempt_folder
+from ctj_api.report import Report
 from ctj_api.status import ConditionStatus, GateVerdict, Phase, Status
 from ctj_operator.cli import words
 from ctj_operator.cli.places import going_on, typed_name
 from ctj_operator.cli.view import build_view
+from ctj_operator.core.progress import told_step
 from ctj_operator.local.lock import holder_of
+from ctj_operator.local.refusal import Refusal
 from ctj_operator.local.runner import snapshot
 from ctj_operator.local.store import Store
 from ctj_operator.page.gather import read_report
+from ctj_operator.page.tables import comparison_text, limits_text
 
 
 def explain(store: Store) -> str:
@@ -24,7 +28,7 @@ def explain(store: Store) -> str:
         _conditions(status),
         _attempt(store, status),
         _gates(status),
-        _modes(status),
+        _modes(store, status),
         _remedies(status),
         _first_failure(status),
         _notices(store, status),
@@ -59,9 +63,15 @@ def next_steps(store: Store, status: Status, outcome: RunExit, *, command: str) 
 
 
 def _where(store: Store, status: Status) -> Iterator[str]:
-    view = build_view(snapshot(store, status))
     place = f" in stage {status.stage}" if status.stage else ""
-    yield f"{view.name}: {status.phase}{place}, step {view.step} of {view.steps}, attempt {status.attempt}"
+    try:
+        view = build_view(snapshot(store, status))
+        step, problem = f"{view.step} of {view.steps}", ""
+    except Refusal as refusal:  # broken by hand: what was done so far is known all the same
+        step, problem = f"{status.step}", str(refusal)
+    yield f"{store.folder.name}: {status.phase}{place}, step {step}, attempt {status.attempt}"
+    if problem:
+        yield problem
     holder = holder_of(store.folder)
     yield f"Run by {holder}" if holder else "Not being run by any process"
     yield from _why(status)
@@ -69,7 +79,8 @@ def _where(store: Store, status: Status) -> Iterator[str]:
 
 def _why(status: Status) -> Iterator[str]:
     if status.hold is not None:
-        yield f"Held: {status.hold.reason}: {status.hold.message} (until {status.hold.deadline})"
+        held = status.hold
+        yield f"Held: {held.reason}: {held.message} (since {held.since}, until {held.deadline})"
         return
     wanted = {Phase.FAILED: "Failed", Phase.SUSPENDED: "Suspended", Phase.SUCCEEDED: "Succeeded"}.get(status.phase)
     for condition in status.conditions:
@@ -112,7 +123,7 @@ def _attempt(store: Store, status: Status) -> Iterator[str]:
     progress = snapshot(store, status).progress
     if progress is not None:
         silence = words.duration(time.time() - progress.updated_at)
-        lines.append(f"the trainer: {progress.phase}, step {progress.step}, {silence} ago")
+        lines.append(f"the trainer: {progress.phase}, step {told_step(status, progress)}, {silence} ago")
     return _section(f"Attempt {current.attempt}", iter(lines))
 
 
@@ -123,7 +134,7 @@ def _gates(status: Status) -> Iterator[str]:
             gate.name,
             item.measurement,
             _value(item.value),
-            _limits(item.min, item.max),
+            limits_text(item.min, item.max) or "-",
             _verdict(gate, item.verdict),
         )
         for stage in status.ladder
@@ -140,18 +151,18 @@ def _value(value: str | None) -> str:
     return "no data" if value is None else words.figure(float(value))
 
 
-def _limits(low: str | None, high: str | None) -> str:
-    parts = [f">= {low}" if low is not None else "", f"<= {high}" if high is not None else ""]
-    return " and ".join(part for part in parts if part) or "-"
-
-
 def _verdict(gate: GateVerdict, verdict: str) -> str:
     return verdict if gate.mode == "Enforce" else f"{verdict} (dry run)"
 
 
-def _modes(status: Status) -> Iterator[str]:
+def _modes(store: Store, status: Status) -> Iterator[str]:
+    measured = {
+        report.stage: f" ({comparison_text(report.compile)})"
+        for report in _reports(store, status)
+        if report.compile is not None and comparison_text(report.compile)
+    }
     lines = (
-        f"{stage.name}: {stage.mode}: {stage.compile_reason}"
+        f"{stage.name}: {stage.mode}: {stage.compile_reason}{measured.get(stage.name, '')}"
         for stage in status.ladder
         if stage.mode and stage.compile_reason
     )
@@ -185,11 +196,16 @@ def _code_name(code: int) -> str:
 
 
 def _notices(store: Store, status: Status) -> Iterator[str]:
-    reports = (
-        read_report(store.checkpoints / attempt_folder(number) / REPORT_FILE) for number in range(1, status.attempt + 1)
-    )
-    notices = dict.fromkeys(notice for report in reports if report is not None for notice in report.notices)
+    notices = dict.fromkeys(notice for report in _reports(store, status) for notice in report.notices)
     return _section("The trainer noticed", iter(notices))
+
+
+def _reports(store: Store, status: Status) -> Iterator[Report]:
+    """Yield what each ended attempt reported, oldest first."""
+    for number in range(1, status.attempt + 1):
+        report = read_report(store.checkpoints / attempt_folder(number) / REPORT_FILE)
+        if report is not None:
+            yield report
 
 
 def _advice(store: Store, status: Status) -> Iterator[str]:

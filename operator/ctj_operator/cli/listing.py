@@ -4,13 +4,13 @@ import time
 from pathlib import Path
 
 from ctj_api.exit_codes import RunExit
-from ctj_api.spec import Spec
 from ctj_api.status import Phase
 from ctj_operator.cli import words
 from ctj_operator.cli.places import stored_jobs
 from ctj_operator.cli.screens import screen_for_output
 from ctj_operator.core.decision import Event, EventType
 from ctj_operator.local.lock import holder_of
+from ctj_operator.local.refusal import Refusal
 from ctj_operator.local.runner import Screen, snapshot
 from ctj_operator.local.store import Store
 
@@ -19,24 +19,26 @@ _OVER = {Phase.SUCCEEDED: RunExit.SUCCEEDED, Phase.FAILED: RunExit.FAILED, Phase
 
 
 def rows(work_dir: Path) -> list[dict[str, object]]:
-    """Return one document per job."""
-    found: list[dict[str, object]] = []
-    for store in stored_jobs(work_dir):
-        job, status = store.read_job(), store.read_status().status
-        found.append(
-            {
-                "name": job.identity.name,
-                "phase": status.phase.value,
-                "stage": status.stage,
-                "step": status.step,
-                "steps": Spec.from_document(job.spec).training.steps,
-                "mode": status.mode.value if status.mode else "",
-                "attempt": status.attempt,
-                "runBy": holder_of(store.folder) or "",
-                "folder": str(store.folder),
-            }
-        )
-    return found
+    """Return one document per job; a job whose files cannot be read has a `problem` instead of figures."""
+    return [_row(store) for store in stored_jobs(work_dir)]
+
+
+def _row(store: Store) -> dict[str, object]:
+    row: dict[str, object] = {"name": store.folder.name, "folder": str(store.folder)}
+    try:
+        spec, status = store.read_job().parsed_spec(), store.read_status().status
+    except Refusal as problem:
+        return {**row, "problem": str(problem)}
+    return {
+        **row,
+        "phase": status.phase.value,
+        "stage": status.stage,
+        "step": status.step,
+        "steps": spec.training.steps,
+        "mode": status.mode.value if status.mode else "",
+        "attempt": status.attempt,
+        "runBy": holder_of(store.folder) or "",
+    }
 
 
 def table(work_dir: Path) -> str:
@@ -56,8 +58,10 @@ def table(work_dir: Path) -> str:
             str(row["runBy"] or "-"),
         )
         for row in listed
+        if "problem" not in row
     ]
-    return "\n".join(words.aligned(cells))
+    broken = [f"{row['name']}: {row['problem']}" for row in listed if "problem" in row]
+    return "\n".join([*(words.aligned(cells) if len(cells) > 1 else []), *broken])
 
 
 def watch(store: Store, *, json: bool, plain: bool) -> RunExit:
@@ -67,6 +71,10 @@ def watch(store: Store, *, json: bool, plain: bool) -> RunExit:
 
 
 def _follow(store: Store, screen: Screen) -> RunExit:
+    try:
+        store.read_job().parsed_spec()
+    except Refusal as problem:  # what happens can still be followed
+        screen.note(str(problem))
     shown = max(0, len(store.read_events()) - 3)  # a little of the past, to know where we are
     while True:
         held_before_reading = holder_of(store.folder)

@@ -1,7 +1,7 @@
 """The `ctj` command: what can be typed, and its help. Each command imports its work when it is called."""
 
 import json
-import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -97,6 +97,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
     from ctj_operator.cli.run import Request
     from ctj_operator.cli.run import run as run_job
 
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     request = Request(
         file=file,
         overrides=tuple(overrides or ()),
@@ -111,7 +112,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
 
 @app.command(short_help="Print every problem of job files.")
 def validate(
-    files: Annotated[list[Path], typer.Argument(help="Jobs' YAML files.", metavar="FILE...")],
+    files: Annotated[list[Path], typer.Argument(help="Jobs' YAML files; - is what is piped in.", metavar="FILE...")],
     as_json: AsJson = False,
 ) -> None:
     """Check FILEs as the API server would; print every problem with its path, value, rule and remedy.
@@ -269,14 +270,16 @@ def _ask(verb: str, name: str, work_dir: Path) -> None:
 
 def main() -> None:
     """Run the command line: expected troubles are one message on stderr, never a traceback."""
+    # `ctj logs x | head`: the kernel ends us quietly, as it ends other tools. `ctj run` must outlive its pipe.
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         app()
     except Refusal as error:
         print(f"ctj: {error}", file=sys.stderr)
         sys.exit(int(error.exit_code))
-    except BrokenPipeError:  # `ctj logs x | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+    finally:
+        sys.stdout.flush()
+        signal.signal(signal.SIGPIPE, before)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,15 @@ def cache_dir() -> Path:
 def stored_jobs(work_dir: Path) -> list[Store]:
     """Return every job below `work_dir`, by name; folders that `--fresh` moved aside are not jobs."""
     folders = sorted(path.parent for path in work_dir.glob(f"*/{JOB_FILE}"))
-    stores = [Store(folder) for folder in folders]
-    return [store for store in stores if store.folder.name == store.read_job().identity.name]
+    return [store for store in map(Store, folders) if not _is_aside(store)]
+
+
+def _is_aside(store: Store) -> bool:
+    """Jobs lie in folders of their own name, and a name has no dot; a file that cannot be read tells nothing."""
+    try:
+        return store.folder.name != store.read_job().identity.name
+    except Refusal:
+        return "." in store.folder.name
 
 
 def find_job(name: str, work_dir: Path) -> Store:

@@ -10,9 +10,9 @@ from ctj_api import names
 from ctj_api.exit_codes import RunExit
 from ctj_api.spec import Spec
 from ctj_operator.cli import DEFAULT_WORK_DIR, summary
-from ctj_operator.cli.documents import admitted, read
+from ctj_operator.cli.documents import admitted, admitted_update, read
 from ctj_operator.cli.lines import JsonScreen
-from ctj_operator.cli.screens import screen_for_output
+from ctj_operator.cli.screens import said, screen_for_output
 from ctj_operator.local import preflight, strays
 from ctj_operator.local.lock import InUseError, hold
 from ctj_operator.local.processes import Launch, trainer_command, trainer_python
@@ -62,7 +62,7 @@ def run(request: Request) -> RunExit:
         with hold(folder, command=request.command) as lock:
             store = Store(folder)
             if store.exists():
-                accepted = _as_update(document, store)
+                accepted = admitted_update(document, store)
             return _run_held(request, accepted, store, lock)
     except InUseError as error:
         raise Refusal(str(error)) from None
@@ -90,29 +90,17 @@ def _run_held(request: Request, document: dict[str, Any], store: Store, lock: in
     return outcome
 
 
-def _as_update(document: dict[str, Any], store: Store) -> dict[str, Any]:
-    """Return `document` as a change of the stored job. `ctj retry` stands: a file without a token keeps the stored one.
-
-    Raises:
-        Refusal: the change is not allowed, or the folder is damaged; nothing was started.
-    """
-    stored = store.read_job()
-    store.read_status()
-    spec = {"retryToken": stored.spec.get("retryToken", ""), **document["spec"]}
-    return admitted({**document, "spec": spec}, stored=stored.document)
-
-
 def _close(request: Request, store: Store, outcome: RunExit) -> None:
     """Say how it ended, where everything is, and what to do next. Who stops a run wants to be out: no page then."""
     closing = summary.closing(store, outcome, command=request.command)
     if not request.json:
-        summary.show(closing)
+        said(lambda: summary.show(closing))
     report = None if outcome is RunExit.STOPPED else summary.write_report(store)
     if request.json:
         end = {"outcome": outcome.name, "exitCode": int(outcome), **closing.to_document()}
-        JsonScreen().write("end", {**end, "report": None if report is None else str(report)})
+        said(lambda: JsonScreen().write("end", {**end, "report": None if report is None else str(report)}))
     elif report is not None:
-        print(f"Report: {summary.relative(report)}")
+        said(lambda: print(f"Report: {summary.relative(report)}"))
 
 
 def _broken_folder(folder: Path, error: OSError) -> str:

@@ -1,11 +1,13 @@
 """Which view fits where the output goes; and a view that is gone must not end a training."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ctj_operator.cli.lines import JsonScreen, PlainScreen
 from ctj_operator.core.decision import Event
+from ctj_operator.local.refusal import Refusal
 from ctj_operator.local.runner import Screen, Snapshot
 
 
@@ -25,12 +27,26 @@ def screen_for_output(*, json: bool, plain: bool) -> Iterator[Screen]:
             yield Forgiving(screen)
 
 
+def said(say: Callable[[], None]) -> None:
+    """Say the last words of a run; where nobody listens any more, they are lost and nothing else is."""
+    try:
+        say()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still buffered goes nowhere, or the interpreter would complain of it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class Forgiving:
-    """Goes quiet when its terminal was closed or its pipe was cut; the job goes on."""
+    """Goes quiet when its terminal was closed or its pipe was cut; the job goes on.
+
+    A picture that cannot be drawn, since the stored spec was broken by hand, is one line; what happens is still shown.
+    """
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
         self._is_gone = False
+        self._problem = ""
 
     def event(self, event: Event) -> None:
         """Pass it on."""
@@ -42,7 +58,13 @@ class Forgiving:
 
     def show(self, snapshot: Snapshot) -> None:
         """Pass it on."""
-        self._try(lambda: self._screen.show(snapshot))
+        try:
+            self._try(lambda: self._screen.show(snapshot))
+            self._problem = ""
+        except Refusal as problem:
+            if str(problem) != self._problem:
+                self._problem = str(problem)
+                self.note(self._problem)
 
     def _try(self, show: Callable[[], None]) -> None:
         if self._is_gone:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ctj_api.exit_codes import RunExit
 from ctj_api.names import EXPORT_FOLDER
-from ctj_api.spec import GateMode, Measurement, Spec
+from ctj_api.spec import GateMode, Measurement
 from ctj_api.status import StagePhase, StageStatus
 from ctj_api.thresholds import Verdict, worst
 from ctj_operator.cli import explain, words
@@ -56,7 +56,7 @@ class Closing:
 def closing(store: Store, outcome: RunExit, *, command: str) -> Closing:
     """Gather it from the job's folder."""
     job, status = store.read_job(), store.read_status().status
-    content = gather(job.identity.name, Spec.from_document(job.spec), status, store.checkpoints)
+    content = gather(job.identity.name, job.parsed_spec(), status, store.checkpoints)
     export = store.checkpoints / EXPORT_FOLDER
     return Closing(
         headline=_headline(content, outcome),
@@ -71,7 +71,7 @@ def write_report(store: Store) -> Path:
     from ctj_operator.page.build import write_page  # jinja2 and matplotlib: only when a page is written
 
     job, status = store.read_job(), store.read_status().status
-    content = gather(job.identity.name, Spec.from_document(job.spec), status, store.checkpoints)
+    content = gather(job.identity.name, job.parsed_spec(), status, store.checkpoints)
     return write_page(content, store.folder / "report.html")
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ctj_api.exit_codes import RunExit
-from ctj_api.validate import Problem, validate_document
+from ctj_api.validate import Problem, SpecError, read_text, validate_document
 
 
 def validate(files: Iterable[Path], *, as_json: bool) -> RunExit:
@@ -29,6 +29,6 @@ def validate(files: Iterable[Path], *, as_json: bool) -> RunExit:
 
 def _problems(file: Path) -> list[Problem]:
     try:
-        return validate_document(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        return [Problem(path=str(file), value="unreadable", rule=str(error), remedy="check the path")]
+        return validate_document(read_text(file))
+    except SpecError as error:
+        return error.problems

@@ -6,6 +6,7 @@ from ctj_api.attempt import Mode
 from ctj_api.spec import Spec, Stage
 from ctj_api.status import Phase, StagePhase, StageStatus
 from ctj_operator.core.ladder import plan
+from ctj_operator.core.progress import told_step
 from ctj_operator.local.runner import Snapshot
 
 
@@ -51,11 +52,14 @@ class View:
 
 
 def build_view(snapshot: Snapshot) -> View:
-    """Put spec, status and the running attempt's progress into one picture."""
-    spec = Spec.from_document(snapshot.job.spec)
+    """Put spec, status and the running attempt's progress into one picture.
+
+    Raises:
+        Refusal: the stored spec was broken by hand.
+    """
+    spec = snapshot.job.parsed_spec()
     status, progress = snapshot.status, snapshot.progress
-    resumed_at = status.current.floor_step if status.current else 0  # a trainer that still loads says step 0
-    step = max(status.step, progress.step if progress else 0, resumed_at)
+    step = told_step(status, progress) if progress else status.step
     pace = progress.step_seconds if progress else None
     return View(
         name=snapshot.job.identity.name,

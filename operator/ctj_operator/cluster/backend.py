@@ -50,7 +50,6 @@ class ClusterBackend:
             deleting="deletionTimestamp" in metadata,
             children=self._children_of(job, key=key) + self._applier.strangers(job),
             create_error=self._applier.refusal(job, attempt=status.attempt),
-            on_accelerator=any(stage.get("gpusPerNode") for stage in spec.get("ladder", [])),
         )
 
     def record(self, observed: Observed, decision: Decision) -> None:

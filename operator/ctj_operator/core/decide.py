@@ -4,11 +4,8 @@ Pure: the observation and the time go in, a Decision comes out. A pass has three
 when there is none, start the next one unless something speaks against it; say what follows from the new status.
 """
 
-from pydantic import ValidationError
-
 from ctj_api.attempt import Mode
 from ctj_api.control import CompileControl, Control, StopControl
-from ctj_api.spec import Spec
 from ctj_api.status import ConditionType
 from ctj_operator.core import conditions, ladder, remedies
 from ctj_operator.core.decision import Decision, Event, EventType
@@ -22,7 +19,7 @@ from ctj_operator.core.situation import Situation
 from ctj_operator.core.starting import ask_again, build_attempt, start
 from ctj_operator.core.stopping import Stop, insist, is_late, stop_if_needed
 from ctj_operator.core.times import moment
-from ctj_operator.core.verbs import ignore, obey, rearm
+from ctj_operator.core.verbs import ignore, obey, rearm, why_no_retry
 
 KEPT_CHILDREN = 8
 """Finished children kept, so that logs of the last attempts can be read; they hold no GPU. The rest go with the job."""
@@ -35,8 +32,8 @@ def decide(observed: Observed, *, now: float) -> Decision:
         return Decision(status=observed.status, delete=mine)
     try:
         situation = _first_sight(observed, now)
-    except (ValidationError, SpecProblem) as problem:
-        return _refuse(observed, problem, now)
+    except SpecProblem as problem:
+        return _refuse(observed, str(problem), now)
     if conditions.is_finished(observed.status):
         if situation.status.retry_token == situation.spec.retry_token or not _may_rearm(situation):
             return _after_the_end(situation)
@@ -47,7 +44,7 @@ def decide(observed: Observed, *, now: float) -> Decision:
 
 def _first_sight(observed: Observed, now: float) -> Situation:
     """Read the spec and, once in the life of a job, lay out its ladder."""
-    spec = Spec.from_document(observed.spec)
+    spec = ladder.read_spec(observed.spec)
     planned = ladder.first_statuses(spec)
     situation = Situation(observed=observed, spec=spec, status=observed.status, now=now)
     if not situation.status.ladder:
@@ -66,19 +63,11 @@ def _never_reuse_numbers(situation: Situation) -> Situation:
     return situation if newest <= situation.status.attempt else situation.change(attempt=newest)
 
 
-def _refuse(observed: Observed, problem: ValidationError | SpecProblem, now: float) -> Decision:
+def _refuse(observed: Observed, problems: str, now: float) -> Decision:
     """Start nothing; an attempt that runs from an earlier spec is left alone."""
-    problems = str(problem) if isinstance(problem, SpecProblem) else _every_problem(problem)
     status = conditions.refused(observed.status, problems=problems, generation=observed.generation, now=now)
     told = Event(type=EventType.WARNING, reason="InvalidSpec", message=problems[:1024])
     return Decision(status=status, events=(told,) if status != observed.status else ())
-
-
-def _every_problem(error: ValidationError) -> str:
-    return "; ".join(
-        f"spec.{'.'.join(str(part) for part in one['loc'])} is {one['input']!r:.80}: {one['msg']}"
-        for one in error.errors()
-    )
 
 
 def _may_rearm(situation: Situation) -> bool:
@@ -86,12 +75,15 @@ def _may_rearm(situation: Situation) -> bool:
 
 
 def _take_token(situation: Situation) -> Situation:
-    """Arm a held job again on a new retry token; at any other time a token has nothing to do."""
+    """Arm a held job again on a new retry token; at any other time a token has nothing to do, and is told so."""
     token = situation.spec.retry_token
     if token == situation.status.retry_token:
         return situation
+    obstacle = why_no_retry(situation.spec, situation.status)
     if situation.status.hold is not None:
         situation = rearm(situation)
+    elif obstacle:
+        situation = situation.warn("NothingToDo", f"spec.retryToken is ignored: {obstacle}")
     return situation.change(retry_token=token)
 
 

@@ -64,7 +64,9 @@ def _note_checkpoint(situation: Situation, ending: Ending) -> tuple[Situation, b
 
 
 def _take_report(situation: Situation, stage: str, report: Report) -> Situation:
-    situation = reached(situation, max(report.step, report.start_step))
+    # An attempt that ended before it had loaded anything says 0.
+    came_to = max(report.step, report.start_step) or ladder.resume_step(situation.stage(stage))
+    situation = reached(situation, came_to)
     situation = situation.change(mode=report.mode).change_stage(
         stage,
         mode=report.mode,

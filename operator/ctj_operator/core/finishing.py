@@ -43,7 +43,7 @@ def _verdicts(situation: Situation, ending: Ending, stage: StageStatus) -> list[
         replayed=ladder.replay_of(situation.status, stage) is not None,
         has_predecessor=before is not None,
     )
-    stage_rules = gates.rules(situation.spec, stage.name, on_accelerator=situation.observed.on_accelerator)
+    stage_rules = gates.rules(situation.spec, stage.name)
     return gates.judge(stage_rules, evidence)
 
 

@@ -61,11 +61,11 @@ class StageEvidence:
     has_predecessor: bool
 
 
-def rules(spec: Spec, stage: str, *, on_accelerator: bool) -> tuple[Rule, ...]:
+def rules(spec: Spec, stage: str) -> tuple[Rule, ...]:
     """Return the gates of one stage: the defaults, replaced or joined by those of the spec's that apply to it."""
     own = [_rule(gate) for gate in spec.gates if not gate.stages or stage in gate.stages]
     replaced = {rule.name for rule in own}
-    kept = [rule for rule in _default_rules(spec, on_accelerator=on_accelerator) if rule.name not in replaced]
+    kept = [rule for rule in _default_rules(spec) if rule.name not in replaced]
     return (*kept, *own)
 
 
@@ -75,9 +75,10 @@ def _rule(gate: Gate) -> Rule:
     return Rule(name=gate.name, mode=gate.mode, on_failure=gate.on_failure, checks=(check,))
 
 
-def _default_rules(spec: Spec, *, on_accelerator: bool) -> tuple[Rule, ...]:
+def _default_rules(spec: Spec) -> tuple[Rule, ...]:
     allowed = completed(spec.compile.tolerances, spec.training.precision)
     # FSDP and ZeRO-3 are slower than DDP on CPU by nature, so there the ratio is only shown.
+    on_accelerator = any(stage.gpus_per_node for stage in spec.ladder)
     throughput_mode = GateMode.ENFORCE if on_accelerator else GateMode.DRY_RUN
     return (
         Rule(

@@ -5,6 +5,9 @@ earlier checkpoint, repeats those K steps on the same samples and goes on, so th
 """
 
 from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
 
 from ctj_api.attempt import LineageEntry, Replay, StageWindow
 from ctj_api.spec import Spec, Stage, Strategy
@@ -25,6 +28,25 @@ class Window:
     start: int
     end: int
     replay: int
+
+
+def read_spec(document: dict[str, Any]) -> Spec:
+    """Return a stored spec as values; admission has checked it, but somebody may have broken it since.
+
+    Raises:
+        SpecProblem: it cannot be run.
+    """
+    try:
+        spec = Spec.from_document(document)
+    except ValidationError as error:
+        raise SpecProblem("; ".join(_described(problem) for problem in error.errors())) from None
+    _check(spec)
+    return spec
+
+
+def _described(problem: Any) -> str:
+    place = ".".join(["spec", *(str(part) for part in problem["loc"])])
+    return f"{place} is {problem['input']!r:.80}: {problem['msg']}"
 
 
 def plan(spec: Spec) -> tuple[Window, ...]:
@@ -90,6 +112,11 @@ def active_stage(status: Status) -> StageStatus | None:
     if status.hold is not None:
         return next(stage for stage in status.ladder if stage.name == status.stage)
     return next((stage for stage in status.ladder if stage.phase not in _OVER), None)
+
+
+def resume_step(stage: StageStatus) -> int:
+    """Return the step the stage's next attempt goes on from, as far as is known."""
+    return stage.start_step if stage.checkpoint is None else max(stage.checkpoint.step, stage.start_step)
 
 
 def last_passed(status: Status, *, before: str) -> StageStatus | None:

@@ -83,5 +83,3 @@ class Observed:
     its absence must be confirmed by a live read: `decide` takes it as lost and starts another attempt."""
     create_error: str = ""
     """Why the recorded attempt's child was refused when last asked for (quota, rights, ...); it does not exist."""
-    on_accelerator: bool = False
-    """Gates that only mean something on accelerators (throughput) are a dry run elsewhere."""

@@ -39,7 +39,14 @@ def _take_progress(situation: Situation, child: Child) -> Situation:
     if progress.checkpoint_step is not None:
         newest = max(progress.checkpoint_step, current.checkpoint_step or 0)
         situation = situation.change_current(checkpoint_step=newest)
-    return _at_step(situation, progress.step, seconds_per_step=progress.step_seconds)
+    return _at_step(situation, told_step(situation.status, progress), seconds_per_step=progress.step_seconds)
+
+
+def told_step(status: Status, progress: Progress) -> int:
+    """Return the step of a running attempt. One that still loads says 0, and stands where it will go on from."""
+    current = status.current
+    stage = next((one for one in status.ladder if current is not None and one.name == current.stage), None)
+    return progress.step or (0 if stage is None else ladder.resume_step(stage))
 
 
 def own_progress(child: Child) -> Progress | None:
@@ -56,7 +63,7 @@ def _at_step(situation: Situation, step: int, *, seconds_per_step: float | None)
 
 
 def reached(situation: Situation, step: int) -> Situation:
-    """Note the step an ended attempt came to; nothing runs, so nothing is left to estimate."""
+    """Note the step an ended attempt came to, or the next one goes on from; nothing is left to estimate."""
     return _at_step(situation, step, seconds_per_step=None)
 
 

@@ -4,8 +4,8 @@ Every remedy leaves one entry with its evidence in `status.remedies` and one eve
 """
 
 from ctj_api.attempt import Mode
-from ctj_api.spec import HoldTimeout
-from ctj_api.status import HoldState, StagePhase, StageStatus
+from ctj_api.spec import HoldTimeout, Spec
+from ctj_api.status import HoldState, StagePhase, StageStatus, Status
 from ctj_operator.core import ladder
 from ctj_operator.core.progress import seconds_per_step
 from ctj_operator.core.situation import Situation
@@ -43,7 +43,7 @@ def may_fall_back(situation: Situation, *, compiled: bool) -> bool:
 
 def roll_back_or_hold(situation: Situation, stage: StageStatus, *, reason: str, evidence: str) -> Situation:
     """Roll back where there is something to go back to and it is worth it; else a person decides."""
-    obstacle = nothing_to_go_back_to(situation, stage) or _too_dear(situation, stage)
+    obstacle = nothing_to_go_back_to(situation.spec, situation.status, stage.name) or _too_dear(situation, stage)
     if obstacle:
         return hold(situation, stage, reason=reason, message=f"{evidence}; no rollback: {obstacle}")
     return roll_back(situation, stage, reason=reason, evidence=evidence)
@@ -51,7 +51,7 @@ def roll_back_or_hold(situation: Situation, stage: StageStatus, *, reason: str, 
 
 def roll_back(situation: Situation, stage: StageStatus, *, reason: str, evidence: str) -> Situation:
     """Finish the job in the last good stage, from its last checkpoint; the caller has seen that there is one."""
-    assert not nothing_to_go_back_to(situation, stage)
+    assert not nothing_to_go_back_to(situation.spec, situation.status, stage.name)
     stable = situation.status.stable
     assert stable is not None
     good = situation.stage(stable.stage)
@@ -93,14 +93,14 @@ def _close_stages_above(situation: Situation, good: str, *, failed: str, why: st
     return situation
 
 
-def nothing_to_go_back_to(situation: Situation, stage: StageStatus) -> str:
+def nothing_to_go_back_to(spec: Spec, status: Status, stage: str) -> str:
     """Return why no rollback from `stage` is possible, or nothing."""
-    stable = situation.status.stable
+    stable = status.stable
     if stable is None:
         return "no stage has passed yet"
-    if stable.stage == stage.name:
-        return f"{stage.name} is the last good stage itself"
-    if stable.checkpoint.step >= situation.spec.training.steps:
+    if stable.stage == stage:
+        return f"{stage} is the last good stage itself"
+    if stable.checkpoint.step >= spec.training.steps:
         return "all steps are done"
     return ""
 
@@ -141,7 +141,7 @@ def hold_timed_out(situation: Situation, stage: StageStatus) -> Situation:
     message = f"nobody approved stage {stage.name} in {situation.spec.remedies.hold.timeout}: {held.message}"
     if situation.spec.remedies.hold.on_timeout is HoldTimeout.FAIL:
         return situation.fail("HoldTimeout", message)
-    obstacle = nothing_to_go_back_to(situation, stage)
+    obstacle = nothing_to_go_back_to(situation.spec, situation.status, stage.name)
     if obstacle:
         return situation.fail("HoldTimeout", f"{message}; no rollback: {obstacle}")
     return roll_back(situation, stage, reason="HoldTimeout", evidence=message)

@@ -8,6 +8,7 @@ from ctj_api.attempt import Attempt, JobIdentity, LineageEntry, Mode
 from ctj_api.spec import CompileScope, Spec
 from ctj_api.status import CurrentAttempt, StagePhase, StageStatus, Status
 from ctj_operator.core import ladder
+from ctj_operator.core.progress import reached
 from ctj_operator.core.situation import Situation
 from ctj_operator.core.times import moment, stamp
 
@@ -42,6 +43,7 @@ def start(situation: Situation) -> Situation:
         retry_compile=stage.retry_compile,
     )
     situation = situation.change(attempt=number, current=current, stage=stage.name)
+    situation = reached(situation, ladder.resume_step(stage))
     situation = situation.change_stage(
         stage.name,
         phase=StagePhase.RUNNING,

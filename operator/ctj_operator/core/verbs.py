@@ -1,16 +1,17 @@
 """What people ask for beside the spec: approve, force-eager, retry-compile, rollback, and the retry token.
 
-Each new token acts once; it is remembered in `status.handled`.
+Each new token acts once; it is remembered in `status.handled`. What can have no effect is answered with the reason:
+by an event, or by the command line before it is even stored.
 """
 
 from collections.abc import Callable
 
 from ctj_api.attempt import Mode
 from ctj_api.names import VERB_APPROVE, VERB_FORCE_EAGER, VERB_RETRY_COMPILE, VERB_ROLLBACK, VERBS
-from ctj_api.spec import CompileScope
-from ctj_api.status import StagePhase, StageStatus, Status
+from ctj_api.spec import CompileScope, Spec
+from ctj_api.status import ConditionType, StagePhase, StageStatus, Status
 from ctj_api.thresholds import Verdict
-from ctj_operator.core import gates, ladder, remedies
+from ctj_operator.core import conditions, gates, ladder, remedies
 from ctj_operator.core.finishing import promote
 from ctj_operator.core.situation import Situation
 from ctj_operator.core.stopping import Stop, stop
@@ -23,25 +24,103 @@ def obey(situation: Situation) -> Situation:
         if token is None or situation.status.handled.get(verb) == token:
             continue
         situation = situation.change(handled={**situation.status.handled, verb: token})
-        situation = _ACTIONS[verb](situation)
+        obstacle = _OBSTACLES[verb](situation.spec, situation.status)
+        situation = _ACTIONS[verb](situation) if not obstacle else _answer(situation, _word(verb), obstacle)
         if situation.end is not None:
             break
     return situation
 
 
 def ignore(situation: Situation) -> Situation:
-    """Remember tokens that come after the end, so that a later retry does not act on them."""
-    fresh = {verb: token for verb, token in situation.observed.annotations.items() if verb in VERBS}
-    if fresh.items() <= situation.status.handled.items():
+    """Remember what is asked for after the end, so that a later retry does not act on it, and say why it is ignored."""
+    status = situation.status
+    asked = {verb: token for verb, token in situation.observed.annotations.items() if verb in VERBS}
+    fresh = [verb for verb, token in asked.items() if status.handled.get(verb) != token]
+    words = [_word(verb) for verb in fresh]
+    if situation.spec.retry_token != status.retry_token:
+        words.append("spec.retryToken")
+    if not words:
         return situation
-    situation = situation.change(handled={**situation.status.handled, **fresh})
-    return situation.warn("NothingToDo", "the job has ended; spec.retryToken starts it again")
+    situation = situation.change(handled={**status.handled, **asked}, retry_token=situation.spec.retry_token)
+    return _answer(situation, ", ".join(words), over(situation.spec, status))
+
+
+def over(spec: Spec, status: Status) -> str:
+    """Return why nothing that is asked of a finished job has an effect; empty while it may go on."""
+    if conditions.is_true(status, ConditionType.SUCCEEDED):
+        return "the job has succeeded, nothing is left to train; create another job to train again"
+    if conditions.is_true(status, ConditionType.FAILED) and not _retries(spec, status):
+        return "the job has failed, nothing of it runs; retry it first (spec.retryToken, `ctj retry`), then ask again"
+    return ""
+
+
+def why_not(verb: str, spec: Spec, status: Status) -> str:
+    """Return why `verb` (an annotation of the job) would do nothing; empty where it has an effect.
+
+    Raises:
+        SpecProblem: the job was never looked at, and its spec cannot be run.
+    """
+    if not status.ladder:
+        status = status.model_copy(update={"ladder": ladder.first_statuses(spec)})
+    finished = over(spec, status)
+    about_to_run = conditions.is_finished(status) and not finished
+    return finished if finished or about_to_run else _OBSTACLES[verb](spec, status)
+
+
+def why_no_retry(spec: Spec, status: Status) -> str:
+    """Return why a new spec.retryToken would do nothing; empty where it starts the job again."""
+    if conditions.is_true(status, ConditionType.SUCCEEDED):
+        return over(spec, status)
+    waits = status.hold is not None or conditions.is_true(status, ConditionType.FAILED)
+    return "" if waits else "the job has not failed and is not held, so there is nothing to arm again"
+
+
+def _retries(spec: Spec, status: Status) -> bool:
+    """A retry token that nobody has seen yet."""
+    return spec.retry_token != status.retry_token
+
+
+def _not_held(_spec: Spec, status: Status) -> str:
+    return "" if status.hold is not None else "the job is not held"
+
+
+def _nothing_to_run(_spec: Spec, status: Status) -> str:
+    return "" if ladder.active_stage(status) is not None else "no stage is left to run"
+
+
+def _compiles_already(spec: Spec, status: Status) -> str:
+    active = ladder.active_stage(status)
+    if active is None or spec.compile.scope is CompileScope.DISABLED:
+        return "no stage is left, or spec.compile.scope is disabled"
+    current = status.current
+    if current is not None and active.mode is Mode.COMPILED and not active.eager_because:
+        return f"stage {active.name} runs compiled"
+    return ""
+
+
+def _nowhere_to_go_back_to(spec: Spec, status: Status) -> str:
+    return remedies.nothing_to_go_back_to(spec, status, status.stage) if status.stage else "no stage has run"
+
+
+_OBSTACLES: dict[str, Callable[[Spec, Status], str]] = {
+    VERB_APPROVE: _not_held,
+    VERB_FORCE_EAGER: _nothing_to_run,
+    VERB_RETRY_COMPILE: _compiles_already,
+    VERB_ROLLBACK: _nowhere_to_go_back_to,
+}
+
+
+def _answer(situation: Situation, asked: str, why: str) -> Situation:
+    return situation.warn("NothingToDo", f"{asked} is ignored: {why}")
+
+
+def _word(verb: str) -> str:
+    return verb.rpartition("/")[2]
 
 
 def _approve(situation: Situation) -> Situation:
     held = situation.status.hold
-    if held is None:
-        return situation.warn("NothingToDo", "approve: the job is not held")
+    assert held is not None
     why = f"approved by a person although {held.message}"
     situation = situation.remedy("Approve", reason=held.reason, evidence=held.message)
     return promote(situation, situation.status.stage, why=why)
@@ -49,8 +128,7 @@ def _approve(situation: Situation) -> Situation:
 
 def _force_eager(situation: Situation) -> Situation:
     active = ladder.active_stage(situation.status)
-    if active is None:
-        return situation.warn("NothingToDo", "force-eager: no stage is left to run")
+    assert active is not None
     for name in _from(situation.status, active.name):
         situation = situation.change_stage(name, eager_because="forced by a person")
     situation = situation.remedy("ForceEager", reason="Requested", evidence="asked for by a person")
@@ -62,27 +140,21 @@ def _force_eager(situation: Situation) -> Situation:
 
 def _retry_compile(situation: Situation) -> Situation:
     active = ladder.active_stage(situation.status)
-    if active is None or situation.spec.compile.scope is CompileScope.DISABLED:
-        return situation.warn("NothingToDo", "retry-compile: no stage is left, or spec.compile.scope is disabled")
-    current = situation.status.current
-    if current is not None and situation.stage(current.stage).mode is Mode.COMPILED and not active.eager_because:
-        return situation.warn("NothingToDo", f"retry-compile: stage {active.name} runs compiled")
+    assert active is not None
     for name in _from(situation.status, active.name):
         situation = situation.change_stage(name, eager_because="")
     situation = situation.change_stage(active.name, retry_compile=True)
     situation = situation.remedy("RetryCompile", reason="Requested", evidence="asked for by a person")
+    current = situation.status.current
     if current is not None and not current.stopping:
         return stop(situation, Stop.RETRY_COMPILE, "it starts again and measures compiled against eager")
     return situation.tell("RetryCompile", f"stage {active.name} measures compiled against eager when it starts")
 
 
 def _roll_back(situation: Situation) -> Situation:
-    stage = situation.stage(situation.status.stage) if situation.status.stage else None
-    obstacle = "no stage has run" if stage is None else remedies.nothing_to_go_back_to(situation, stage)
-    if stage is None or obstacle:
-        return situation.warn("NothingToDo", f"rollback: {obstacle}")
     if situation.status.current is not None:
         return stop(situation, Stop.ROLLBACK, "a rollback was asked for")
+    stage = situation.stage(situation.status.stage)
     return remedies.roll_back(situation, stage, reason="Requested", evidence="asked for by a person")
 
 

@@ -2,11 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
 
-from pydantic import ValidationError
-
-from ctj_api.spec import Spec
 from ctj_operator.core.decision import Decision, Event
 from ctj_operator.core.observed import Observed
 from ctj_operator.local.processes import Processes
@@ -38,7 +34,6 @@ class LocalBackend:
             status=stored.status,
             annotations=job.annotations,
             children=self._processes.observe(),
-            on_accelerator=_names_gpus(job.spec),
         )
 
     def record(self, observed: Observed, decision: Decision) -> None:
@@ -58,11 +53,3 @@ class LocalBackend:
         for event in decision.events:
             self._store.append_event(event, at=now)
             self._announce(event)
-
-
-def _names_gpus(spec: dict[str, Any]) -> bool:
-    """Whether any stage wants GPUs; a spec that cannot be read wants none, and `decide` names every problem of it."""
-    try:
-        return any(stage.gpus_per_node for stage in Spec.from_document(spec).ladder)
-    except ValidationError:
-        return False

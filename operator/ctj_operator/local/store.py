@@ -24,7 +24,8 @@ from ctj_api.attempt import JobIdentity
 from ctj_api.exit_codes import RunExit
 from ctj_api.spec import Spec
 from ctj_api.status import Status
-from ctj_operator.core.decision import Event
+from ctj_operator.core.decision import Event, EventType
+from ctj_operator.core.ladder import SpecProblem, read_spec
 from ctj_operator.core.reconcile import Conflict
 from ctj_operator.local.files import read_json, replace_json
 from ctj_operator.local.refusal import Refusal
@@ -46,6 +47,8 @@ class StoredJob:
     """A job's document as stored."""
 
     document: dict[str, Any]
+    path: Path
+    """Where it is stored: what a person must correct when it was broken by hand."""
 
     @property
     def identity(self) -> JobIdentity:
@@ -67,6 +70,17 @@ class StoredJob:
     def spec(self) -> dict[str, Any]:
         """Return the spec as its owner wrote it."""
         return dict(self.document["spec"])
+
+    def parsed_spec(self) -> Spec:
+        """Return the spec as values.
+
+        Raises:
+            StoreError: it was broken by hand; one line that names every problem.
+        """
+        try:
+            return read_spec(self.spec)
+        except SpecProblem as problem:
+            raise StoreError(f"{self.path} was broken by hand: {problem}; correct it there") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +123,7 @@ class Store:
         document = read_json(path)
         try:
             assert document is not None
-            job = StoredJob(document=document)
+            job = StoredJob(document=document, path=path)
             _ = job.identity, job.generation, job.spec
         except (AssertionError, KeyError, TypeError, ValueError):
             raise StoreError(
@@ -128,7 +142,7 @@ class Store:
             if annotations:
                 metadata["annotations"] = annotations
             spec = document["spec"]
-            if not _same_spec(stored.spec, spec):
+            if stored.parsed_spec() != Spec.from_document(spec):  # a default written out is no change
                 metadata["generation"] = stored.generation + 1
             return self._write_job({**stored.document, "metadata": metadata, "spec": spec})
 
@@ -144,7 +158,7 @@ class Store:
         with self._editing():
             stored = self.read_job()
             spec = {**stored.spec, **fields}
-            if _same_spec(stored.spec, spec):
+            if stored.parsed_spec() == Spec.from_document(spec):
                 return
             metadata = {**stored.document["metadata"], "generation": stored.generation + 1}
             self._write_job({**stored.document, "metadata": metadata, "spec": spec})
@@ -187,7 +201,7 @@ class Store:
             file.write(json.dumps(line) + "\n")
 
     def read_events(self) -> list[dict[str, Any]]:
-        """Return every event, oldest first; a torn last line is left out."""
+        """Return every event, oldest first; torn and foreign lines are left out."""
         try:
             lines = (self.folder / EVENTS_FILE).read_text().splitlines()
         except FileNotFoundError:
@@ -216,8 +230,9 @@ class Store:
             os.close(descriptor)
 
     def _write_job(self, document: dict[str, Any]) -> StoredJob:
-        replace_json(self.folder / JOB_FILE, document)
-        return StoredJob(document=document)
+        path = self.folder / JOB_FILE
+        replace_json(path, document)
+        return StoredJob(document=document, path=path)
 
     def _damaged_status(self, path: Path, error: Exception) -> str:
         previous = self.folder / PREVIOUS_STATUS_FILE
@@ -239,14 +254,10 @@ def _first_version(document: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "spec": document["spec"]}
 
 
-def _same_spec(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Compare what is meant: a default written out is the same as a default left out."""
-    return Spec.from_document(one) == Spec.from_document(other)
-
-
 def _parse_line(line: str) -> dict[str, Any] | None:
     try:
         event = json.loads(line)
     except ValueError:
         return None
-    return event if isinstance(event, dict) else None
+    known = isinstance(event, dict) and event.get("type") in list(EventType) and {"reason", "message"} <= event.keys()
+    return event if known else None

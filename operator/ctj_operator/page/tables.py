@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 
+from ctj_api.report import CompileVerdict
 from ctj_api.spec import GateMode, Measurement
 from ctj_api.status import StageStatus
 from ctj_operator.page.gather import AttemptRecord, PageContent, Record
@@ -79,7 +80,7 @@ def stage_rows(content: PageContent) -> list[StageRow]:
                 world_size=entry.world_size,
                 phase=stage.phase.value,
                 mode=stage.mode.value if stage.mode else "",
-                reason=stage.compile_reason or stage.message,
+                reason=_reason(stage, attempts),
                 attempts=", ".join(str(number) for number in stage.attempts),
                 steps=f"{stage.start_step} to {stage.end_step}",
                 first_loss=float(steps[0]["loss"]) if steps else None,
@@ -96,6 +97,22 @@ def limits_text(minimum: str | None, maximum: str | None) -> str:
     """Write a threshold range the way people read it."""
     parts = [f"at least {minimum}" if minimum is not None else "", f"at most {maximum}" if maximum is not None else ""]
     return " and ".join(part for part in parts if part)
+
+
+def comparison_text(verdict: CompileVerdict) -> str:
+    """Say what compiled and eager steps took, and after how many steps the compilation is paid for."""
+    if verdict.eager_step_seconds is None or verdict.compiled_step_seconds is None:
+        return ""
+    text = f"a step takes {verdict.eager_step_seconds:.3g} s eager, {verdict.compiled_step_seconds:.3g} s compiled"
+    if verdict.break_even_steps is None:
+        return f"{text}; compiling never pays for itself"
+    return f"{text}; compiling pays for itself after {verdict.break_even_steps:.0f} steps"
+
+
+def _reason(stage: StageStatus, attempts: Sequence[AttemptRecord]) -> str:
+    verdicts = [attempt.report.compile for attempt in attempts if attempt.report and attempt.report.compile]
+    texts = [stage.compile_reason or stage.message, comparison_text(verdicts[-1]) if verdicts else ""]
+    return "; ".join(text for text in texts if text)
 
 
 def short_figure(value: str | None) -> str:
