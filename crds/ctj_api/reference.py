@@ -123,7 +123,10 @@ def _type(schema: dict[str, Any]) -> str:
     if schema["type"] == "array":
         return "list" + (f", at most {schema['maxItems']}" if "maxItems" in schema else "")
     if schema["type"] == "object":
-        return "free map" if PRESERVE in schema else "map of text" if "additionalProperties" in schema else "map"
+        if PRESERVE in schema:
+            return "free map"
+        is_of_text = schema.get("additionalProperties", {}).get("type") == "string"
+        return "map of text" if is_of_text else "map"
     return {"string": "text", "boolean": "`true`, `false`"}.get(schema["type"], str(schema["type"]))
 
 

@@ -233,9 +233,15 @@ _COMPILE = (
     ),
     Rule(
         at="spec.compile",
-        cel="!has(self.options) || self.backend == 'inductor'",
+        cel="!has(self.options) || !has(self.backend) || self.backend.matches('(?i)^inductor$')",
         message="must not be set for another backend than inductor, which would ignore it; remove one of the two",
         field="options",
+    ),
+    Rule(
+        at="spec.compile",
+        cel="!(has(self.dynamicDims) && has(self.dynamic) && self.dynamic == 'Static')",
+        message="must not be set beside dynamic Static, which compiles every length anew; remove one of the two",
+        field="dynamicDims",
     ),
     Rule(
         at="spec.compile.minSpeedup",

@@ -70,6 +70,14 @@ class Dynamic(StrEnum):
     DYNAMIC = "Dynamic"
 
 
+class Fallback(StrEnum):
+    """What follows when compiled code fails, storms or is not equal to eager: the stage goes on in eager mode, or the
+    attempt fails."""
+
+    EAGER = "Eager"
+    FAIL = "Fail"
+
+
 class GateMode(StrEnum):
     """Whether a failed gate acts (Enforce) or is only recorded (DryRun)."""
 
@@ -230,13 +238,27 @@ class CompileCache(Contract):
     volume: Volume
 
 
-class Compile(Contract):
-    """How the model is compiled; when it cannot be, or does not pay, training goes on in eager mode."""
+Dims = Annotated[list[Annotated[int, Field(ge=0, le=15)]], Field(min_length=1, max_length=8)]
+Sizes = Annotated[list[Annotated[int, Field(ge=1, le=2**31 - 1)]], Field(min_length=1, max_length=16)]
+AT_MOST_16 = {"maxProperties": 16}
 
-    scope: CompileScope = CompileScope.REGIONAL
-    backend: Annotated[str, Field(min_length=1, max_length=64, description="A backend of the installed torch.")] = (
-        "inductor"
-    )
+
+class Compile(Contract):
+    """How the model is compiled; when it cannot be, or does not pay, training goes on in eager mode.
+
+    What is absent here is settled where the trainer runs: by ACCELERATE_DYNAMO_* in its environment, else by the
+    hardware profile, else as each description says. The result is in the log and beside the attempt's checkpoints.
+    """
+
+    scope: Annotated[CompileScope | None, Field(description=f"{CompileScope.__doc__} regional if absent.")] = None
+    backend: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=64,
+            description="A backend of the installed torch, in any case; no for none; inductor if absent.",
+        ),
+    ] = None
     profile: Annotated[
         str,
         Field(
@@ -250,7 +272,22 @@ class Compile(Contract):
         str | None, Field(min_length=1, max_length=64, description="A mode of torch.compile; instead of options.")
     ] = None
     options: Annotated[FreeForm | None, Field(description="Options of inductor; instead of mode.")] = None
-    dynamic: Dynamic = Dynamic.AUTO
+    dynamic: Annotated[Dynamic | None, Field(description=f"{Dynamic.__doc__} Auto if absent.")] = None
+    dynamic_dims: Annotated[
+        dict[str, Dims] | None,
+        Field(
+            json_schema_extra=AT_MOST_16,
+            description="Dimensions whose length changes, by name of the batch's tensor, as in tokens: [1]; compiled "
+            "for every length at once.",
+        ),
+    ] = None
+    shapes: Annotated[
+        list[Annotated[dict[str, Sizes], Field(json_schema_extra=AT_MOST_16)]] | None,
+        Field(max_length=16, description="Shapes to warm up on, each by name of the batch's tensor."),
+    ] = None
+    fullgraph: Annotated[
+        bool | None, Field(description="The probe must find no graph break; never left on while training. Else false.")
+    ] = None
     recompile_limit: Annotated[
         int, Field(ge=1, le=1024, description="After this many recompilations a region runs eager.")
     ] = 8
@@ -258,6 +295,7 @@ class Compile(Contract):
     min_speedup: Annotated[
         PositiveDecimalString, Field(description="Eager step time / compiled step time that IfFaster asks for.")
     ] = "1.03"
+    fallback: Fallback = Fallback.EAGER
     tolerances: Annotated[Tolerances, Field(default_factory=Tolerances)]
     timeout_seconds: Annotated[int, Field(ge=1, le=86_400, description="Longest wait for a rank that compiles.")] = 1800
     cache: CompileCache | None = None

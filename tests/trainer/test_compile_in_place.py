@@ -4,7 +4,6 @@ import time
 from contextlib import nullcontext
 from typing import Any
 
-import pytest
 import torch
 import torch._dynamo
 from tests.trainer.conftest import Ranks
@@ -13,15 +12,16 @@ from tests.trainer.stages import everyone
 from torch import nn
 
 from ctj_api.attempt import Mode
-from ctj_api.spec import Compile, CompileScope, Precision, Strategy, Tolerances
+from ctj_api.spec import CompileScope, Precision, Strategy, Tolerances
 from ctj_api.tolerances import limits_for
 from ctj_trainer.compile.guard import CompileGuard, guarded
+from ctj_trainer.compile.policy import CompilePolicy
 from ctj_trainer.compile.probe import Outcome, probe
-from ctj_trainer.compile.regions import CompileConfigError, Placement, place
+from ctj_trainer.compile.regions import Placement, place
 from ctj_trainer.compile.verdict import ProbeResult
 from ctj_trainer.compile.watch import CompileFacts
 
-AOT = Compile(backend="aot_eager")
+AOT = CompilePolicy(backend="aot_eager")
 TOKENS = torch.arange(12).view(2, 6)
 
 
@@ -44,9 +44,9 @@ class Breaking(nn.Module):
 
 
 def placed(
-    model: nn.Module, blocks: Any, *, strategy: Strategy = Strategy.SINGLE, settings: Compile = AOT
+    model: nn.Module, blocks: Any, *, strategy: Strategy = Strategy.SINGLE, policy: CompilePolicy = AOT
 ) -> Placement:
-    return place(model, list(blocks), settings=settings, strategy=strategy)
+    return place(model, list(blocks), policy=policy, strategy=strategy)
 
 
 def names_stay_clean() -> None:
@@ -69,35 +69,18 @@ def scopes() -> None:
     assert "no repeated blocks" in plain.notices[0]
     bare = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     assert placed(bare, list(bare)).scope is CompileScope.FULL  # compiling bare torch.nn blocks compiles nothing
-    full = Compile(backend="aot_eager", scope=CompileScope.FULL)
+    full = CompilePolicy(backend="aot_eager", scope=CompileScope.FULL)
     model = Model("none")
-    assert placed(model, model.blocks, settings=full).regions == ("the whole model",)
+    assert placed(model, model.blocks, policy=full).regions == ("the whole model",)
     under_zero3 = placed(Model("none"), [], strategy=Strategy.ZERO3)
     assert under_zero3.scope is CompileScope.DISABLED
     assert "Recipe.blocks" in under_zero3.notices[0]
     model = Model("none")
-    assert placed(model, model.blocks, settings=full, strategy=Strategy.ZERO3).scope is CompileScope.REGIONAL
+    assert placed(model, model.blocks, policy=full, strategy=Strategy.ZERO3).scope is CompileScope.REGIONAL
 
 
 def test_the_scope_is_what_works_and_a_change_is_said(ranks: Ranks) -> None:
     ranks(scopes)
-
-
-def refusals() -> None:
-    for settings, part in (
-        (Compile(backend="fast"), "backend 'fast'"),
-        (Compile(options={"speed": 11}), "options {'speed': 11}"),
-        (Compile(mode="max"), "mode 'max'"),
-    ):
-        model = Model("none")
-        with pytest.raises(CompileConfigError, match=r"spec\.compile is .*") as caught:
-            placed(model, model.blocks, settings=settings)
-        assert part in str(caught.value)
-        assert len(str(caught.value)) < 800  # torch would list six hundred options
-
-
-def test_what_torch_does_not_know_is_refused_with_field_and_value(ranks: Ranks) -> None:
-    ranks(refusals)
 
 
 def leaves_the_process_alone() -> None:

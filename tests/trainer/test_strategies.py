@@ -215,15 +215,14 @@ def test_compiling_is_placed_once_before_sharding_and_after_leaves(ranks: Ranks,
 def compiled_and_eager(strategy: Strategy, **changes: Any) -> dict[str, Any]:
     from torch._dynamo.utils import counters
 
-    from ctj_api.spec import Compile
+    from ctj_trainer.compile.policy import CompilePolicy
     from ctj_trainer.compile.regions import place
     from ctj_trainer.recipe import blocks_of
 
     whole = recipe()
 
     def compile_in_place(inner: nn.Module, chosen: Strategy) -> None:
-        settings = Compile.from_document({"backend": "aot_eager"})
-        place(inner, blocks_of(inner, whole), settings=settings, strategy=chosen)
+        place(inner, blocks_of(inner, whole), policy=CompilePolicy(backend="aot_eager"), strategy=chosen)
 
     torch._dynamo.reset()
     counters.clear()

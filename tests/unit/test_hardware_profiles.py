@@ -35,6 +35,7 @@ SLICE = Device(kind=Kind.CUDA, name="NVIDIA A100-SXM4-40GB MIG 3g.20gb", multipr
 CPU = Device(kind=Kind.CPU, name="AMD EPYC 7763")
 MI300X = Device(kind=Kind.ROCM, name="AMD Instinct MI300X", multiprocessors=304, capability=(9, 4))
 ASCEND = Device(kind=Kind.NPU, name="910B4")
+CLOSED = Compile(scope=CompileScope.REGIONAL, backend="inductor", dynamic=Dynamic.AUTO)
 
 
 def resolved(
@@ -165,7 +166,7 @@ def test_a_device_without_published_flags_takes_the_default_profile_and_says_so(
 
 def test_an_unknown_device_gets_nothing_and_is_told() -> None:
     profile = resolved("default", Device(kind=Kind.CUDA, name="NVIDIA T4", multiprocessors=40))
-    assert profile.settings == Compile()
+    assert profile.settings == CLOSED
     assert notices(profile) == "no hardware profile for NVIDIA T4: inductor's own defaults"
 
 
@@ -239,7 +240,7 @@ def test_a_mode_or_backend_that_torch_lacks_is_absent() -> None:
     book = Book.from_document(merged(BOOK.to_document(), {"default": {"h100": {"mode": "fast", "backend": "nvfuser"}}}))
     profile = resolved("default", H100, book=book)
     assert outcomes(profile) == {"backend": Outcome.ABSENT, "mode": Outcome.ABSENT}
-    assert profile.settings == Compile()
+    assert profile.settings == CLOSED
 
 
 def platform(tmp_path: Path, text: str) -> Book:

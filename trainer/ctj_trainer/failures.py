@@ -8,7 +8,7 @@ from torch import distributed as dist
 from ctj_api.exit_codes import ExitCode
 from ctj_trainer.batches import BatchError
 from ctj_trainer.checkpoint import FencedError, MismatchError, MissingRanksError, StorageError
-from ctj_trainer.compile.regions import CompileConfigError
+from ctj_trainer.compile.policy import CompileConfigError
 from ctj_trainer.loop import NonFiniteError
 from ctj_trainer.messages import MessageError
 from ctj_trainer.recipe import DataError, RecipeError

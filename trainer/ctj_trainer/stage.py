@@ -1,6 +1,9 @@
 """One stage on one rank, from recipe to report: build, compile in place, lay out, restore, train, export, prove."""
 
+import dataclasses
+import json
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -8,13 +11,14 @@ from pathlib import Path
 
 from torch import nn
 
-from ctj_api.attempt import Attempt
+from ctj_api.attempt import Attempt, Mode
 from ctj_api.exit_codes import ExitCode
 from ctj_api.names import EXPORT_FOLDER, attempt_folder
 from ctj_api.report import MemoryPrediction
 from ctj_api.spec import Strategy
 from ctj_trainer import progress
 from ctj_trainer.checkpoint import Checkpoints
+from ctj_trainer.compile.policy import CompilePolicy
 from ctj_trainer.compile.session import CompileSession, why_not_compiled
 from ctj_trainer.compile.verdict import Decision, stored
 from ctj_trainer.evidence import RankFigures, measure
@@ -32,6 +36,7 @@ from ctj_trainer.telemetry import Telemetry
 
 log = logging.getLogger("ctj")
 MAX_NOTICES = 8
+POLICY_FILE = "compile-policy.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +56,11 @@ class Scene:
         if text not in self.notices and len(self.notices) < MAX_NOTICES:
             self.notices.append(text)
             log.info("notice: %s", text)
+
+    def settled(self, policy: CompilePolicy) -> "Scene":
+        """Return the scene of an attempt whose compile settings leave nothing open."""
+        settings = policy.as_settings(self.attempt.compile)
+        return dataclasses.replace(self, attempt=self.attempt.model_copy(update={"compile": settings}))
 
     @property
     def folder(self) -> Path:
@@ -82,10 +92,12 @@ def run_stage(scene: Scene) -> str:
     checkpoints.claim()
     context = RecipeContext(device=scene.ranks.device, seed=attempt.training.seed)
     recipe = load_recipe(attempt.recipe.name, attempt.recipe.config, context)
+    policy = _policy(scene)
+    scene = scene.settled(policy)
     memory = _predicted(scene, recipe)
     scene.telemetry.phase(progress.LOADING)
     with _session(scene) as session:
-        prepared = _laid_out(scene, recipe, is_compiled=session.is_compiled)
+        prepared = _laid_out(scene, recipe, policy if session.is_compiled else None)
         loop = _loop(scene, recipe, prepared, session, checkpoints)
         stopped = _trained(scene, loop, memory)
         if not stopped:
@@ -151,13 +163,36 @@ def _session(scene: Scene) -> Iterator[CompileSession]:
         yield CompileSession(attempt, decision=found, guard=guard, folder=scene.folder, ranks=ranks)
 
 
-def _laid_out(scene: Scene, recipe: Recipe, *, is_compiled: bool) -> Prepared:
+def _policy(scene: Scene) -> CompilePolicy:
+    """Put together how this attempt compiles, before anything is built; say it once, and store it.
+
+    Raises:
+        CompileConfigError: the installed torch cannot do it.
+    """
+    from ctj_trainer.compile.sources import environment_layer, resolve, spec_layer
+
+    attempt = scene.attempt
+    policy = resolve(spec_layer(attempt.compile), environment_layer(os.environ), switches=os.environ)
+    if policy.compiles and attempt.mode is Mode.COMPILED:
+        from ctj_trainer.compile.installed import check_installed
+
+        check_installed(policy)
+    for text in policy.notices:
+        scene.notice(text)
+    if scene.ranks.rank == 0:
+        log.info("%s", "\n".join(policy.lines()))
+        (scene.folder / POLICY_FILE).write_text(json.dumps(policy.to_document(), indent=2) + "\n")
+    return policy
+
+
+def _laid_out(scene: Scene, recipe: Recipe, policy: CompilePolicy | None) -> Prepared:
     attempt = scene.attempt
 
     def compile_in_place(model: nn.Module, strategy: Strategy) -> None:
         from ctj_trainer.compile.regions import place
 
-        placement = place(model, blocks_of(model, recipe), settings=attempt.compile, strategy=strategy)
+        assert policy is not None
+        placement = place(model, blocks_of(model, recipe), policy=policy, strategy=strategy)
         log.info("%s", placement)
         for text in placement.notices:
             scene.notice(text)
@@ -168,7 +203,7 @@ def _laid_out(scene: Scene, recipe: Recipe, *, is_compiled: bool) -> Prepared:
         training=attempt.training,
         micro_batch_size=attempt.micro_batch_size,
         device=scene.ranks.device,
-        place=compile_in_place if is_compiled else None,
+        place=compile_in_place if policy is not None else None,
     )
 
 

@@ -149,6 +149,39 @@ COMPILE = (
         "another backend",
         {"spec.compile": {"backend": "aot_eager", "keep": "IfCorrect", "scope": "full", "dynamic": "Static"}},
     ),
+    good("inductor in capitals, with options", {"spec.compile": {"backend": "INDUCTOR", "options": {"a": 1}}}),
+    good("no backend at all", {"spec.compile": {"backend": "no"}}),
+    good(
+        "lengths that change, and shapes to warm up on",
+        {
+            "spec.compile": {
+                "dynamicDims": {"tokens": [1], "targets": [1]},
+                "shapes": [{"tokens": [4, 128], "targets": [4, 128]}, {"tokens": [4, 256]}],
+                "fullgraph": True,
+                "fallback": "Fail",
+            }
+        },
+    ),
+    bad(
+        "a dimension that no tensor has",
+        {"spec.compile": {"dynamicDims": {"tokens": [-1]}}},
+        "spec.compile.dynamicDims.tokens[0] is -1; must be at least 0",
+    ),
+    bad(
+        "a shape of nothing",
+        {"spec.compile": {"shapes": [{"tokens": [4, 0]}]}},
+        "spec.compile.shapes[0].tokens[1] is 0; must be at least 1",
+    ),
+    bad(
+        "lengths that change, compiled one by one",
+        {"spec.compile": {"dynamic": "Static", "dynamicDims": {"tokens": [1]}}},
+        "spec.compile.dynamicDims: must not be set beside dynamic Static",
+    ),
+    bad(
+        "a fallback of another kind",
+        {"spec.compile": {"fallback": "Abort"}},
+        'spec.compile.fallback is "Abort"; must be one of Eager, Fail',
+    ),
     bad(
         "a dynamic in lower case",
         {"spec.compile": {"dynamic": "auto"}},

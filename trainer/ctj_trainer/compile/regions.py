@@ -12,13 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ctj_api.spec import Compile, CompileScope, Dynamic, Strategy
+from ctj_api.spec import CompileScope, Dynamic, Strategy
+from ctj_trainer.compile.policy import CompilePolicy
 
 _DYNAMIC = {Dynamic.AUTO: None, Dynamic.STATIC: False, Dynamic.DYNAMIC: True}
-
-
-class CompileConfigError(ValueError):
-    """`spec.compile` asks for something the installed torch does not know."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,27 +34,18 @@ class Placement:
         return f"compiled in place: {where}; eager: {', '.join(self.eager) or 'nothing'}"
 
 
-def place(model: nn.Module, blocks: Sequence[nn.Module], *, settings: Compile, strategy: Strategy) -> Placement:
+def place(model: nn.Module, blocks: Sequence[nn.Module], *, policy: CompilePolicy, strategy: Strategy) -> Placement:
     """Compile the blocks, or the whole model, in place. Nothing is traced before the first call.
 
-    Raises:
-        CompileConfigError: the backend, mode or an option does not exist here.
+    The policy has been checked against the installed torch (`installed.py`).
     """
-    scope, notices = _effective_scope(blocks, settings.scope, strategy)
+    scope, notices = _effective_scope(blocks, policy.scope, strategy)
     if scope is CompileScope.DISABLED:
         return Placement(scope=scope, notices=notices)
     names = {id(module): name for name, module in model.named_modules()}
     targets = list(blocks) if scope is CompileScope.REGIONAL else [model]
-    try:
-        for target in targets:
-            _compile_in_place(target, settings, strategy)
-    except (RuntimeError, TypeError) as error:  # torch checks backend, mode and options when wrapping
-        first_line = str(error).splitlines()[0][:300]
-        raise CompileConfigError(
-            f"spec.compile is {_describe(settings)}: torch {torch.__version__} refuses it: {first_line}; "
-            "name one that torch._dynamo.list_backends(None), torch._inductor.list_mode_options() or "
-            "torch._inductor.list_options() knows"
-        ) from error
+    for target in targets:
+        _compile_in_place(target, policy, strategy)
     return Placement(
         scope=scope,
         regions=tuple(names[id(target)] or "the whole model" for target in targets),
@@ -90,8 +78,8 @@ def _is_bare_torch(block: nn.Module) -> bool:
     return type(block).__module__.startswith("torch.nn.modules")
 
 
-def _compile_in_place(module: nn.Module, settings: Compile, strategy: Strategy) -> None:
-    arguments = _arguments(settings)
+def _compile_in_place(module: nn.Module, policy: CompilePolicy, strategy: Strategy) -> None:
+    arguments = compile_arguments(policy)
     if strategy is Strategy.ZERO3:
         # Only the forward, so that DeepSpeed's hooks around the block stay outside the graph.
         module.forward = torch.compile(module.forward, **arguments)
@@ -99,15 +87,15 @@ def _compile_in_place(module: nn.Module, settings: Compile, strategy: Strategy) 
         module.compile(**arguments)
 
 
-def _arguments(settings: Compile) -> dict[str, Any]:
-    """Build the arguments anew for each block: torch.compile takes entries out of `options`."""
-    arguments: dict[str, Any] = {"backend": settings.backend, "dynamic": _DYNAMIC[settings.dynamic], "fullgraph": False}
-    if settings.mode is not None:
-        arguments["mode"] = settings.mode
-    if settings.options is not None:
-        arguments["options"] = dict(settings.options)
+def compile_arguments(policy: CompilePolicy) -> dict[str, Any]:
+    """Build torch.compile's arguments anew for each region: it takes entries out of `options`."""
+    arguments: dict[str, Any] = {"backend": policy.backend, "dynamic": _DYNAMIC[policy.dynamic], "fullgraph": False}
+    if policy.mode is not None:
+        arguments["mode"] = policy.mode
+    if policy.options is not None:
+        arguments["options"] = dict(policy.options)
     if "recompile_limit" in inspect.signature(torch.compile).parameters:
-        arguments["recompile_limit"] = settings.recompile_limit
+        arguments["recompile_limit"] = policy.recompile_limit
     return arguments
 
 
@@ -119,8 +107,3 @@ def _leftovers(model: nn.Module, targets: Sequence[nn.Module]) -> tuple[str, ...
         for name, module in model.named_modules()
         if id(module) not in inside and next(module.parameters(recurse=False), None) is not None
     )
-
-
-def _describe(settings: Compile) -> str:
-    said = {"backend": settings.backend, "mode": settings.mode, "options": settings.options}
-    return ", ".join(f"{name} {value!r}" for name, value in said.items() if value is not None)

@@ -88,6 +88,7 @@ def resolve(  # noqa: PLR0913  # six independent facts
     Raises:
         UnknownDeviceError: it names a device that no entry is about.
     """
+    settings = _closed(settings)
     set_name, _, key = asked.partition("/")
     if key:
         book.require(key)
@@ -105,6 +106,17 @@ def resolve(  # noqa: PLR0913  # six independent facts
     notices += _avoided(profile, changed, facts)
     notices += [f"{name}: {flag}" for flag in flags if flag.outcome in {Outcome.ABSENT, Outcome.NOT_HERE}]
     return ResolvedProfile(name=name, settings=changed, flags=tuple(flags), notices=tuple(notices))
+
+
+def _closed(settings: Compile) -> Compile:
+    """Return the settings as they are without a profile."""
+    return settings.model_copy(
+        update={
+            "scope": settings.scope or CompileScope.REGIONAL,
+            "backend": settings.backend or INDUCTOR,
+            "dynamic": settings.dynamic or Dynamic.AUTO,
+        }
+    )
 
 
 def _looked_up(book: Book, set_name: str, key: str, device: Device) -> tuple[Profile, str, list[str]]:
