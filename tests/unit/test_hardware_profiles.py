@@ -202,7 +202,7 @@ def test_what_the_profile_advises_against_is_noticed_also_inside_a_mode() -> Non
 
 def test_without_a_profile_nothing_is_touched() -> None:
     assert resolved("none", H100, mode="max-autotune") == ResolvedProfile(
-        name="none", settings=Compile(mode="max-autotune")
+        name="none", settings=CLOSED.model_copy(update={"mode": "max-autotune"})
     )
 
 
