@@ -45,6 +45,9 @@ _OUTCOMES = {
     ExitCode.STOPPED: Outcome.STOPPED,
 }
 
+ENDED_WELL = (ExitCode.DONE, ExitCode.STOPPED)
+"""Nothing went wrong."""
+
 MEANINGS = {
     ExitCode.DONE: "the stage is done",
     ExitCode.USER_CODE_OR_IMAGE: "user code or the image; also every code that is not in this table",
@@ -67,6 +70,15 @@ def outcome_of(exit_code: int) -> Outcome:
         return _OUTCOMES[ExitCode(exit_code)]
     except ValueError:
         return Outcome.PERMANENT
+
+
+def reason_of(exit_code: int) -> str:
+    """Name an exit code as conditions do: OUT_OF_MEMORY is OutOfMemory; what is not listed is UserCodeOrImage."""
+    try:
+        code = ExitCode(exit_code)
+    except ValueError:
+        code = ExitCode.USER_CODE_OR_IMAGE
+    return "CompileFailed" if code is ExitCode.COMPILE else code.name.title().replace("_", "")
 
 
 class RunExit(IntEnum):

@@ -32,7 +32,21 @@ ENV_NODE_RANK = "CTJ_NODE_RANK"
 ENV_MASTER_ADDR = "CTJ_MASTER_ADDR"
 ENV_MASTER_PORT = "CTJ_MASTER_PORT"
 ENV_GRACE_SECONDS = "CTJ_GRACE_SECONDS"
+ENV_HANG_SECONDS = "CTJ_HANG_SECONDS"
+ENV_HEARTBEAT_SECONDS = "CTJ_HEARTBEAT_SECONDS"
+ENV_HOLD_SECONDS = "CTJ_PEER_LOST_HOLD_SECONDS"
+ENV_WORKER_MODULE = "CTJ_WORKER_MODULE"
+ENV_PARENT = "CTJ_PARENT_PID"
+ENV_AGENT_RECORD = "CTJ_AGENT_RECORD"
+ENV_TRAINER_PYTHON = "CTJ_TRAINER_PYTHON"
+ENV_OPERATOR_PREFIX = "CTJ_OPERATOR_"
 ENV_PROFILES_FILE = "CTJ_PROFILES_FILE"
+
+MASTER_PORT = 29500  # torchrun's own default; every pod has a network of its own
+GRACE_SECONDS = 60  # where the spec gives none: 45 for a checkpoint, 15 for the launcher to end
+HANG_SECONDS = 300.0
+HEARTBEAT_SECONDS = 60.0
+HOLD_SECONDS = 15.0
 
 # Files that one side writes and the other reads, below the checkpoint root and the run folder.
 REPORT_FILE = "report.json"
@@ -67,7 +81,18 @@ ENVIRONMENT = {
     ENV_MASTER_ADDR: "host of pod 0",
     ENV_MASTER_PORT: "port of the rendezvous",
     ENV_GRACE_SECONDS: "seconds from SIGTERM to the kill: the pod's grace period",
+    ENV_HANG_SECONDS: f"seconds without a step after which an attempt hangs; {HANG_SECONDS:.0f} if absent",
+    ENV_HEARTBEAT_SECONDS: f"seconds without a sign of life after which a pod hangs; {HEARTBEAT_SECONDS:.0f} if absent",
+    ENV_HOLD_SECONDS: f"seconds a pod waits for the cause after it lost a peer; {HOLD_SECONDS:.0f} if absent",
+    ENV_WORKER_MODULE: "module whose `main()` a worker runs; for tests",
+    ENV_PARENT: "set by the supervisor: pid that agent and workers live below",
+    ENV_AGENT_RECORD: "set by the supervisor: file in which torchrun's agent says how its workers ended",
     ENV_PROFILES_FILE: "the platform's hardware profiles, laid over the shipped ones; none if absent",
+}
+ENVIRONMENT_OUTSIDE = {
+    ENV_TRAINER_PYTHON: "of `ctj run`: interpreter that has the trainer, where it is not ctj's own",
+    f"{ENV_OPERATOR_PREFIX}<FLAG>": "of the operator: a flag that is not given, in capitals, with _ for -; "
+    "all but --namespace, which may be repeated",
 }
 
 # A Job's pods get the hostname <job>-<index>, at most 63 characters: name, stage, attempt (5 digits), index (3).

@@ -73,6 +73,7 @@ def _names_page() -> str:
         "## Labels\n\n" + _meanings("label", names.LABELS),
         "## Annotations\n\n" + _meanings("annotation", names.ANNOTATIONS),
         "## Environment of a trainer\n\n" + _meanings("variable", names.ENVIRONMENT),
+        "## Environment of the command line and the operator\n\n" + _meanings("variable", names.ENVIRONMENT_OUTSIDE),
     )
 
 

@@ -13,6 +13,7 @@ from ctj_api.model import Contract
 from ctj_api.spec import Measurement
 
 MAX_TERMINATION_BYTES = 4096
+MAX_NOTICES = 8
 
 
 class CheckpointRef(Contract):
@@ -73,7 +74,8 @@ class Report(Contract):
     memory: Annotated[list[MemoryPrediction], Field(default_factory=list)]
     failure: Failure | None = None
     notices: Annotated[
-        list[str], Field(default_factory=list, max_length=8, description="Loud fallbacks: what, and the cure.")
+        list[str],
+        Field(default_factory=list, max_length=MAX_NOTICES, description="Loud fallbacks: what, and the cure."),
     ]
 
 

@@ -18,6 +18,7 @@ from ctj_api.model import (
     DurationString,
     PositiveDecimalString,
 )
+from ctj_api.names import GRACE_SECONDS
 
 FreeForm = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
 BY_NAME = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
@@ -388,6 +389,11 @@ class PodTemplate(Contract):
     termination_grace_period_seconds: Annotated[
         int | None, Field(ge=1, le=86_400, description="Time to save a checkpoint when a pod is told to stop.")
     ] = None
+
+    @property
+    def grace_seconds(self) -> int:
+        """Seconds from a polite stop to a kill."""
+        return self.termination_grace_period_seconds or GRACE_SECONDS
 
 
 class Spec(Contract):

@@ -17,12 +17,13 @@ def owner(**changes: Any) -> Owner:
     return Owner(**{"name": "llama", "namespace": "research", "uid": JOB_UID, **changes})
 
 
-def pods_of(spec: Document | None = None, *, of: Attempt | None = None) -> Pods:
+def pods_of(spec: Document | None = None, *, of: Attempt | None = None, cache: str | None = None) -> Pods:
     return choose_pods(
         {"image": "team/llama@sha256:1", **(spec or {})},
         attempt=of or attempt(),
         default_image=None,
         default_checkpoint_claim="shared",
+        default_cache_claim=cache,
     )
 
 
@@ -128,9 +129,36 @@ def test_the_specs_claim_wins_over_the_operators() -> None:
     assert volume(job_of(), "ctj-checkpoints")["persistentVolumeClaim"] == {"claimName": "shared"}
 
 
+@pytest.mark.parametrize(
+    ("own", "of_the_operator", "kept"),
+    [
+        (None, None, {"emptyDir": {}}),
+        (None, "warm", {"persistentVolumeClaim": {"claimName": "warm"}}),
+        ("mine", "warm", {"persistentVolumeClaim": {"claimName": "mine"}}),
+        ("mine", None, {"persistentVolumeClaim": {"claimName": "mine"}}),
+    ],
+)
+def test_compiled_code_is_kept_on_the_jobs_claim_or_the_operators(
+    own: str | None, of_the_operator: str | None, kept: Document
+) -> None:
+    one = attempt(**({"compile": {"cache": {"volume": {"claimName": own}}}} if own else {}))
+    job = build_job(one, owner=owner(), pods=pods_of(of=one, cache=of_the_operator))
+    assert volume(job, "ctj-cache") == {"name": "ctj-cache", **kept}
+
+
+def test_every_stage_and_pod_finds_compiled_code_in_the_same_folder() -> None:
+    places = set()
+    for one in (attempt(), attempt(number=2, stage={"name": "wide", "strategy": "ddp", "nodes": 4})):
+        job = build_job(one, owner=owner(), pods=pods_of(of=one, cache="warm"))
+        (mount,) = (mount for mount in trainer(job)["volumeMounts"] if mount["name"] == "ctj-cache")
+        places.add((environment(job)[names.ENV_CACHE_DIR], mount["mountPath"], mount.get("subPath")))
+    ((variable, path, below),) = places
+    assert (variable, below) == (path, None)
+
+
 def test_a_job_without_image_and_claim_names_both_at_once() -> None:
     with pytest.raises(CannotBuild, match=r"spec\.image.*spec\.training\.checkpoint\.volume"):
-        choose_pods({}, attempt=attempt(), default_image=None, default_checkpoint_claim=None)
+        choose_pods({}, attempt=attempt(), default_image=None, default_checkpoint_claim=None, default_cache_claim=None)
 
 
 def test_gpus_are_limits_and_do_not_displace_the_overlays_resources() -> None:

@@ -22,8 +22,8 @@ def test_two_processes_are_never_the_same_contender() -> None:
 
 
 def test_everything_is_said_on_one_line() -> None:
-    line = describe(parse_settings(["--checkpoint-claim", "shared"], {}))
-    assert "checkpoint_claim='shared'" in line
+    line = describe(parse_settings(["--checkpoint-claim", "shared", "--compile-cache-claim", "warm"], {}))
+    assert "checkpoint_claim='shared' compile_cache_claim='warm'" in line
     assert "\n" not in line
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from ctj_api.exit_codes import ExitCode
 from ctj_trainer.marks import Mark
-from ctj_trainer.supervisor.outcome import AgentRecord, Facts, Outcome, RankExit, judge, reason_of
+from ctj_trainer.supervisor.outcome import AgentRecord, Facts, Outcome, RankExit, judge
 from ctj_trainer.supervisor.watch import End
 
 
@@ -102,7 +102,3 @@ def test_a_failure_before_our_own_kill_stays_the_cause() -> None:
 def test_a_stop_with_nothing_to_save_is_no_failure() -> None:
     end = End(code=ExitCode.STOPPED, message="no new step to save")
     assert outcome(exits={0: -9, 1: -9}, end=end) == Outcome(code=ExitCode.STOPPED)
-
-
-def test_reasons_read_like_conditions() -> None:
-    assert [reason_of(code) for code in (ExitCode.OUT_OF_MEMORY, ExitCode.HANG)] == ["OutOfMemory", "Hang"]

@@ -11,12 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ctj_api.exit_codes import ExitCode
+from ctj_api.exit_codes import ENDED_WELL, ExitCode
 
 MAX_MESSAGE = 1024
 MAX_LAST_LINES = 1500
 _STOP_FLAG = "stop"
-_ENDED_WELL = (ExitCode.DONE, ExitCode.STOPPED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +64,7 @@ def clear_marks(run_dir: Path) -> None:
 
 def root_cause(marks: Iterable[Mark]) -> Mark | None:
     """Return the earliest failure; a lost peer is a cause only where nobody knows a better one."""
-    failures = [mark for mark in marks if mark.kind not in _ENDED_WELL]
+    failures = [mark for mark in marks if mark.kind not in ENDED_WELL]
     own = [mark for mark in failures if mark.kind is not ExitCode.PEER_LOST]
     return min(own or failures, key=lambda mark: mark.at, default=None)
 
@@ -79,7 +78,7 @@ def ended_well(marks: Iterable[Mark], *, ranks: int) -> ExitCode | None:
     kinds = [mark.kind for mark in marks]
     if len(kinds) < ranks:
         return None
-    if ExitCode.STOPPED in kinds and set(kinds) <= {*_ENDED_WELL, ExitCode.PEER_LOST}:
+    if ExitCode.STOPPED in kinds and set(kinds) <= {*ENDED_WELL, ExitCode.PEER_LOST}:
         return ExitCode.STOPPED
     return ExitCode.DONE if set(kinds) == {ExitCode.DONE} else None
 

@@ -14,7 +14,7 @@ from torch import nn
 from ctj_api.attempt import Attempt, Mode
 from ctj_api.exit_codes import ExitCode
 from ctj_api.names import EXPORT_FOLDER, attempt_folder
-from ctj_api.report import MemoryPrediction
+from ctj_api.report import MAX_NOTICES, MemoryPrediction
 from ctj_api.spec import Strategy
 from ctj_trainer import progress
 from ctj_trainer.checkpoint import Checkpoints
@@ -35,7 +35,6 @@ from ctj_trainer.strategies.prepared import Prepared
 from ctj_trainer.telemetry import Telemetry
 
 log = logging.getLogger("ctj")
-MAX_NOTICES = 8
 POLICY_FILE = "compile-policy.json"
 
 

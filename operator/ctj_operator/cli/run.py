@@ -20,8 +20,6 @@ from ctj_operator.local.refusal import Refusal
 from ctj_operator.local.runner import Runner
 from ctj_operator.local.store import JOB_FILE, Store
 
-_GRACE_SECONDS = 60
-
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -82,7 +80,7 @@ def _run_held(request: Request, document: dict[str, Any], store: Store, lock: in
         checkpoints=store.checkpoints,
         cache=request.cache_dir.resolve(),
         lock=lock,
-        grace_seconds=spec.template.termination_grace_period_seconds or _GRACE_SECONDS,
+        grace_seconds=spec.template.grace_seconds,
     )
     with screen_for_output(json=request.json, plain=request.plain) as screen:
         outcome = Runner(store, launch, screen).run()

@@ -158,6 +158,7 @@ class Applier:
             attempt=attempt,
             default_image=settings.default_image,
             default_checkpoint_claim=settings.checkpoint_claim,
+            default_cache_claim=settings.compile_cache_claim,
         )
         service = build_service(attempt, owner=owner)
         if service is not None and not self._create_once(SERVICES, service, observed=observed, attempt=attempt):

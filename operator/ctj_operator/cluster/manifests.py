@@ -14,8 +14,6 @@ Document = dict[str, Any]
 
 TRAINER = "trainer"
 METRICS_PORT = 9402
-MASTER_PORT = 29500  # torchrun's own default
-GRACE_SECONDS = 60  # 45 for a checkpoint, 15 for the launcher to end
 FALLBACK_GROUP = 65532  # "nonroot": owns the volumes where the image runs as any other user
 
 _KUEUE = "kueue.x-k8s.io/"
@@ -53,11 +51,18 @@ class Pods:
 
     image: str
     checkpoint_claim: str
+    cache_claim: str | None
+    """Keeps compiled code for every pod, stage and job that mounts it; without one it lives as long as the pod."""
     template: PodTemplate
 
 
 def choose_pods(
-    spec: Document, *, attempt: Attempt, default_image: str | None, default_checkpoint_claim: str | None
+    spec: Document,
+    *,
+    attempt: Attempt,
+    default_image: str | None,
+    default_checkpoint_claim: str | None,
+    default_cache_claim: str | None,
 ) -> Pods:
     """Complete the spec with the operator's defaults.
 
@@ -77,7 +82,13 @@ def choose_pods(
         )
     if not image or not claim:
         raise CannotBuild("; ".join(missing))
-    return Pods(image=image, checkpoint_claim=claim, template=PodTemplate.from_document(spec.get("template", {})))
+    cache = attempt.compile.cache
+    return Pods(
+        image=image,
+        checkpoint_claim=claim,
+        cache_claim=cache.volume.claim_name if cache else default_cache_claim,
+        template=PodTemplate.from_document(spec.get("template", {})),
+    )
 
 
 def build_job(attempt: Attempt, *, owner: Owner, pods: Pods) -> Document:
@@ -114,7 +125,7 @@ def build_service(attempt: Attempt, *, owner: Owner) -> Document | None:
             "clusterIP": "None",
             "publishNotReadyAddresses": True,  # rendezvous happens before anything is ready
             "selector": _build_identity_labels(attempt),
-            "ports": [{"name": "rendezvous", "port": MASTER_PORT}],
+            "ports": [{"name": "rendezvous", "port": names.MASTER_PORT}],
         },
     }
 
@@ -158,7 +169,7 @@ def _build_pod_template(attempt: Attempt, *, owner: Owner, pods: Pods) -> Docume
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,  # trainers have no business with the API
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": _grace_seconds(template),
+        "terminationGracePeriodSeconds": template.grace_seconds,
         "securityContext": {
             "runAsNonRoot": True,
             "seccompProfile": {"type": "RuntimeDefault"},
@@ -167,7 +178,7 @@ def _build_pod_template(attempt: Attempt, *, owner: Owner, pods: Pods) -> Docume
             **(template.security_context or {}),
         },
         "containers": [_build_trainer(attempt, owner=owner, pods=pods), *(template.sidecars or [])],
-        "volumes": _merge_named(template.volumes or [], _build_volumes(attempt, pods=pods)),
+        "volumes": _merge_named(template.volumes or [], _build_volumes(pods)),
     }
     if attempt.stage.nodes > 1:
         spec["subdomain"] = names.child_name(owner.name, attempt.stage.name, attempt.attempt)
@@ -236,10 +247,6 @@ def _build_resources(attempt: Attempt, *, template: PodTemplate) -> Document:
     return resources
 
 
-def _grace_seconds(template: PodTemplate) -> int:
-    return template.termination_grace_period_seconds or GRACE_SECONDS
-
-
 def _build_environment(attempt: Attempt, *, owner: Owner, template: PodTemplate) -> list[Document]:
     child = names.child_name(owner.name, attempt.stage.name, attempt.attempt)
     values = {
@@ -251,8 +258,8 @@ def _build_environment(attempt: Attempt, *, owner: Owner, template: PodTemplate)
         names.ENV_TERMINATION_FILE: _TERMINATION_FILE,
         names.ENV_METRICS_PORT: str(METRICS_PORT),
         names.ENV_MASTER_ADDR: f"{child}-0.{child}" if attempt.stage.nodes > 1 else "127.0.0.1",
-        names.ENV_MASTER_PORT: str(MASTER_PORT),
-        names.ENV_GRACE_SECONDS: str(_grace_seconds(template)),
+        names.ENV_MASTER_PORT: str(names.MASTER_PORT),
+        names.ENV_GRACE_SECONDS: str(template.grace_seconds),
         "HOME": "/tmp",  # libraries that write below it must find it writable
     }
     rank: Document = {"fieldRef": {"fieldPath": f"metadata.labels['{LABEL_INDEX}']"}}
@@ -260,11 +267,9 @@ def _build_environment(attempt: Attempt, *, owner: Owner, template: PodTemplate)
     return [*variables, {"name": names.ENV_NODE_RANK, "valueFrom": rank}]
 
 
-def _build_volumes(attempt: Attempt, *, pods: Pods) -> list[Document]:
+def _build_volumes(pods: Pods) -> list[Document]:
     control = {"path": "control.json", "fieldRef": {"fieldPath": f"metadata.annotations['{names.ANNOTATION_CONTROL}']"}}
-    cache = attempt.compile.cache
-    # Without a claim the compile cache lives as long as the pod.
-    kept = {"persistentVolumeClaim": {"claimName": cache.volume.claim_name}} if cache else {"emptyDir": {}}
+    kept = {"persistentVolumeClaim": {"claimName": pods.cache_claim}} if pods.cache_claim else {"emptyDir": {}}
     return [
         {"name": "ctj-control", "downwardAPI": {"items": [control]}},
         {"name": "ctj-checkpoints", "persistentVolumeClaim": {"claimName": pods.checkpoint_claim}},

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from ctj_api import names
+
 _SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -23,6 +25,8 @@ class Settings:
     """Trainer image of jobs without spec.image."""
     checkpoint_claim: str | None = None
     """PersistentVolumeClaim, in the job's namespace, of jobs without spec.training.checkpoint.volume."""
+    compile_cache_claim: str | None = None
+    """PersistentVolumeClaim, in the job's namespace, of jobs without spec.compile.cache."""
     workers: int = 4
     """Jobs reconciled at the same time."""
     metrics_port: int = 8080
@@ -52,6 +56,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         kubeconfig=chosen.kubeconfig,
         default_image=chosen.default_image,
         checkpoint_claim=chosen.checkpoint_claim,
+        compile_cache_claim=chosen.compile_cache_claim,
         workers=chosen.workers,
         metrics_port=chosen.metrics_port,
         resync_seconds=chosen.resync_seconds,
@@ -73,7 +78,7 @@ def _build_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
 
     def add(flag: str, default: str | int | float | None, explanation: str) -> None:
         kind = str if default is None else type(default)
-        inherited = environment.get(f"CTJ_OPERATOR_{flag.upper().replace('-', '_')}", default)
+        inherited = environment.get(f"{names.ENV_OPERATOR_PREFIX}{flag.upper().replace('-', '_')}", default)
         parser.add_argument(f"--{flag}", type=kind, default=inherited, help=f"{explanation} (default: {inherited})")
 
     explanation = "namespace to look after; repeatable; absent: the whole cluster"
@@ -81,6 +86,7 @@ def _build_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     add("kubeconfig", None, "file to log in with; absent: the pod's service account, else kubectl's choice")
     add("default-image", None, "trainer image of jobs without spec.image")
     add("checkpoint-claim", None, "PersistentVolumeClaim of jobs without spec.training.checkpoint.volume")
+    add("compile-cache-claim", None, "PersistentVolumeClaim of jobs without spec.compile.cache; absent: cold pods")
     add("workers", Settings.workers, "jobs reconciled at the same time")
     add("metrics-port", Settings.metrics_port, "port of /metrics, /healthz and /readyz; 0 picks a free one")
     add("resync-seconds", Settings.resync_seconds, "every job is looked at again at least this often")

@@ -6,7 +6,7 @@ Reads pods, exit codes and reports; decides nothing about what follows.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ctj_api.exit_codes import ExitCode, Outcome, outcome_of
+from ctj_api.exit_codes import ExitCode, Outcome, outcome_of, reason_of
 from ctj_api.report import Report
 from ctj_api.status import FirstFailure
 from ctj_operator.core.observed import Child, ChildState, Pod, PodPhase
@@ -39,18 +39,6 @@ class Ending:
     seen_checkpoint_step: int | None = None
 
 
-_REASONS = {
-    ExitCode.CONFIGURATION: "Configuration",
-    ExitCode.USER_CODE: "UserCode",
-    ExitCode.DATA_OR_STORAGE: "DataOrStorage",
-    ExitCode.OUT_OF_MEMORY: "OutOfMemory",
-    ExitCode.NON_FINITE: "NonFinite",
-    ExitCode.PEER_LOST: "PeerLost",
-    ExitCode.HANG: "Hang",
-    ExitCode.COMPILE: "CompileFailed",
-    ExitCode.KILLED: "Killed",
-    ExitCode.STOPPED: "Stopped",
-}
 _KINDS = {
     Outcome.PERMANENT: Kind.PERMANENT,
     Outcome.RETRY: Kind.FAILED,
@@ -133,14 +121,6 @@ def _classify(cause: Pod | None) -> tuple[Kind, str]:
     if cause.exit_code == ExitCode.NON_FINITE:
         return Kind.NON_FINITE, "NonFinite"
     return _KINDS[outcome_of(cause.exit_code)], reason_of(cause.exit_code)
-
-
-def reason_of(exit_code: int) -> str:
-    """Return the word for an exit code; anything unlisted is user code or the image."""
-    try:
-        return _REASONS.get(ExitCode(exit_code), "UserCodeOrImage")
-    except ValueError:
-        return "UserCodeOrImage"
 
 
 def _word(reason: str) -> str:

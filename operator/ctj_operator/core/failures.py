@@ -33,27 +33,31 @@ def _uncounted(situation: Situation, stage: StageStatus, ending: Ending) -> Situ
 
 
 def _count_failure(situation: Situation, ending: Ending, stage: StageStatus) -> Situation:
-    restarts, limit = situation.status.restarts, situation.spec.restart.max_failures
-    evidence = f"attempt {ending.attempt}: {ending.message}"
-    if restarts.failures >= limit:
-        message = f"{limit} restarts without a new checkpoint are used up; last: {evidence}"
-        return situation.fail("RetryLimit", message)
-    situation = situation.change(restarts=restarts.model_copy(update={"failures": restarts.failures + 1}))
-    situation = situation.remedy("Restart", reason=ending.reason, evidence=evidence)
-    count = f"failure {restarts.failures + 1} of {limit}"
-    return _again(situation, stage).warn("Restarting", f"{evidence}; all pods start again ({count})")
+    spent, limit = situation.status.restarts.failures, situation.spec.restart.max_failures
+    if spent >= limit:
+        return _used_up(situation, ending, "RetryLimit", f"{limit} restarts")
+    return _restart(situation, ending, stage, count=f"failure {spent + 1} of {limit}", failures=spent + 1)
 
 
 def _count_disruption(situation: Situation, ending: Ending, stage: StageStatus) -> Situation:
-    restarts, limit = situation.status.restarts, situation.spec.restart.max_disruptions
-    evidence = f"attempt {ending.attempt}: {ending.message}"
-    if restarts.disruptions >= limit:
-        message = f"{limit} disruptions without a new checkpoint are used up; last: {evidence}"
-        return situation.fail("DisruptionLimit", message)
-    situation = situation.change(restarts=restarts.model_copy(update={"disruptions": restarts.disruptions + 1}))
-    situation = situation.remedy("Restart", reason=ending.reason, evidence=evidence)
-    count = f"disruption {restarts.disruptions + 1} of {limit}"
-    return _again(situation, stage).warn("Restarting", f"{evidence}; all pods start again ({count})")
+    spent, limit = situation.status.restarts.disruptions, situation.spec.restart.max_disruptions
+    if spent >= limit:
+        return _used_up(situation, ending, "DisruptionLimit", f"{limit} disruptions")
+    return _restart(situation, ending, stage, count=f"disruption {spent + 1} of {limit}", disruptions=spent + 1)
+
+
+def _used_up(situation: Situation, ending: Ending, reason: str, budget: str) -> Situation:
+    return situation.fail(reason, f"{budget} without a new checkpoint are used up; last: {_evidence(ending)}")
+
+
+def _restart(situation: Situation, ending: Ending, stage: StageStatus, *, count: str, **spent: int) -> Situation:
+    situation = situation.change(restarts=situation.status.restarts.model_copy(update=spent))
+    situation = situation.remedy("Restart", reason=ending.reason, evidence=_evidence(ending))
+    return _again(situation, stage).warn("Restarting", f"{_evidence(ending)}; all pods start again ({count})")
+
+
+def _evidence(ending: Ending) -> str:
+    return f"attempt {ending.attempt}: {ending.message}"
 
 
 def _smaller(situation: Situation, ending: Ending, stage: StageStatus) -> Situation:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ctj_api import names
 from ctj_api.spec import CompileScope, Spec, Strategy
 
 _MINIMUM_FREE_BYTES = 512 * 1024**2  # a run of examples/quickstart.yaml leaves about 300 MB, most of it compiled code
@@ -50,7 +51,8 @@ def _modules(spec: Spec, python: str) -> list[Missing]:
     except (OSError, subprocess.SubprocessError) as error:
         return [
             Missing(
-                what=f"the trainer's Python {python} does not run ({error})", remedy="set CTJ_TRAINER_PYTHON to one"
+                what=f"the trainer's Python {python} does not run ({error})",
+                remedy=f"set {names.ENV_TRAINER_PYTHON} to one",
             )
         ]
     absent: list[str] = json.loads(probe.stdout)

@@ -212,7 +212,7 @@ def trainer_command() -> tuple[str, ...]:
 
 def trainer_python() -> str:
     """Return the interpreter that has `ctj[trainer]`."""
-    chosen = os.environ.get("CTJ_TRAINER_PYTHON")
+    chosen = os.environ.get(names.ENV_TRAINER_PYTHON)
     return (shutil.which(chosen) or chosen) if chosen else sys.executable
 
 

@@ -5,15 +5,14 @@ import os
 import sys
 from pathlib import Path
 
-from ctj_trainer.supervisor.processes import ENV_PARENT, die_with_parent, parent_from_environment
-
-ENV_RECORD = "CTJ_AGENT_RECORD"
+from ctj_api import names
+from ctj_trainer.supervisor.processes import die_with_parent, parent_from_environment
 
 
 def main(arguments: list[str]) -> int:
     """Run the agent with torchrun's own arguments."""
     die_with_parent(parent_from_environment())
-    os.environ[ENV_PARENT] = str(os.getpid())  # for the workers
+    os.environ[names.ENV_PARENT] = str(os.getpid())  # for the workers
     from torch.distributed import DistNetworkError, DistStoreError, run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
@@ -34,7 +33,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _record(document: dict[str, object]) -> None:
-    path = Path(os.environ[ENV_RECORD])
+    path = Path(os.environ[names.ENV_AGENT_RECORD])
     draft = path.with_suffix(".tmp")
     draft.write_text(json.dumps(document))
     draft.replace(path)

@@ -12,7 +12,6 @@ from ctj_api import names
 from ctj_api.exit_codes import ExitCode
 from ctj_trainer.marks import write_mark
 from ctj_trainer.supervisor.processes import allow_stack_dumps, die_with_parent, parent_from_environment
-from ctj_trainer.supervisor.settings import ENV_WORKER_MODULE
 
 
 def main() -> int:
@@ -25,7 +24,7 @@ def main() -> int:
     stacks = (run_dir / f"stacks-{rank}.txt").open("w")
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     try:
-        worker = importlib.import_module(os.environ[ENV_WORKER_MODULE])
+        worker = importlib.import_module(os.environ[names.ENV_WORKER_MODULE])
         code = worker.main()
     except Exception as error:
         write_mark(

@@ -7,10 +7,9 @@ from typing import Any
 
 from ctj_api.attempt import Attempt, Mode
 from ctj_api.names import REPORT_FILE
-from ctj_api.report import MAX_TERMINATION_BYTES, CheckpointRef, Progress, Report
+from ctj_api.report import MAX_NOTICES, MAX_TERMINATION_BYTES, CheckpointRef, Progress, Report
 from ctj_trainer.supervisor.outcome import Outcome
 
-MAX_NOTICES = 8
 CUT = f"[cut; the whole is in {REPORT_FILE}] "
 
 

@@ -14,9 +14,7 @@ from pathlib import Path
 
 from ctj_api import names
 from ctj_api.spec import Strategy
-from ctj_trainer.supervisor.agent import ENV_RECORD
-from ctj_trainer.supervisor.processes import ENV_PARENT
-from ctj_trainer.supervisor.settings import ENV_WORKER_MODULE, Settings
+from ctj_trainer.supervisor.settings import Settings
 
 LOGS = "logs"
 RECORD = "agent.json"
@@ -79,9 +77,9 @@ def agent_environment(settings: Settings, outer: Mapping[str, str], *, compile_c
         **outer,
         "PYTHONUNBUFFERED": "1",
         "TORCHINDUCTOR_CACHE_DIR": str(compile_cache),
-        ENV_RECORD: str(settings.run_dir / RECORD),
-        ENV_PARENT: str(os.getpid()),
-        ENV_WORKER_MODULE: settings.worker_module,
+        names.ENV_AGENT_RECORD: str(settings.run_dir / RECORD),
+        names.ENV_PARENT: str(os.getpid()),
+        names.ENV_WORKER_MODULE: settings.worker_module,
         names.ENV_RUN_DIR: str(settings.run_dir),
     }
 

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ctj_api.exit_codes import ExitCode
+from ctj_api.exit_codes import ENDED_WELL, ExitCode, reason_of
 from ctj_api.report import Failure
 from ctj_trainer.marks import MAX_LAST_LINES, MAX_MESSAGE, Mark, ended_well, root_cause
 from ctj_trainer.supervisor.watch import End
 
-_ENDED_WELL = (ExitCode.DONE, ExitCode.STOPPED)
 # NCCL's watchdog and gloo abort the process of a rank whose peer is gone.
 _PEER_LOST_SIGNS = ("Watchdog caught collective operation timeout", "ProcessGroupNCCL", "Connection closed by peer")
 
@@ -66,7 +65,7 @@ def judge(facts: Facts) -> Outcome:
     if facts.end is not None:
         return (
             Outcome(code=facts.end.code)
-            if facts.end.code in _ENDED_WELL
+            if facts.end.code in ENDED_WELL
             else _failed(facts, facts.end.code, facts.end.message, lines="")
         )
     return _killed(facts) or _peer_lost(facts, cause) or _unexplained(facts)
@@ -136,8 +135,3 @@ def _failed(facts: Facts, code: ExitCode, message: str, *, rank: int | None = No
             last_lines=(lines or facts.last_lines(rank))[-MAX_LAST_LINES:],
         ),
     )
-
-
-def reason_of(code: ExitCode) -> str:
-    """Name a code the way conditions do: OUT_OF_MEMORY -> OutOfMemory."""
-    return code.name.title().replace("_", "")

@@ -7,7 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-ENV_PARENT = "CTJ_PARENT_PID"
+from ctj_api import names
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
@@ -26,7 +27,7 @@ def die_with_parent(parent: int | None = None) -> None:
 
 def parent_from_environment() -> int | None:
     """Return the pid that agent and workers were told to live below."""
-    text = os.environ.get(ENV_PARENT, "")
+    text = os.environ.get(names.ENV_PARENT, "")
     return int(text) if text.isdigit() else None
 
 

@@ -11,7 +11,7 @@ from types import FrameType
 
 from ctj_api import names
 from ctj_api.control import StopControl
-from ctj_api.exit_codes import ExitCode
+from ctj_api.exit_codes import ExitCode, reason_of
 from ctj_api.report import Failure, Report
 from ctj_trainer.controls import ControlFile
 from ctj_trainer.marks import clear_marks, ended_well, read_marks, request_stop, root_cause
@@ -21,7 +21,7 @@ from ctj_trainer.progress import anyone_compiling, clear_progress, read_progress
 from ctj_trainer.supervisor import ending, launch, processes
 from ctj_trainer.supervisor.endpoint import serve
 from ctj_trainer.supervisor.logs import WorkerLogs, tail
-from ctj_trainer.supervisor.outcome import Facts, Outcome, judge, read_agent_record, reason_of
+from ctj_trainer.supervisor.outcome import Facts, Outcome, judge, read_agent_record
 from ctj_trainer.supervisor.settings import Settings, SettingsError, read_settings
 from ctj_trainer.supervisor.stacks import dump_stacks, where
 from ctj_trainer.supervisor.watch import End, Limits, Stop, Watch, stop_seconds

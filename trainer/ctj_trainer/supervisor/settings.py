@@ -10,18 +10,6 @@ from ctj_api import names
 from ctj_api.attempt import Attempt
 from ctj_trainer.messages import MessageError, read_attempt
 
-ENV_HOLD_SECONDS = "CTJ_PEER_LOST_HOLD_SECONDS"
-ENV_HANG_SECONDS = "CTJ_HANG_SECONDS"
-ENV_HEARTBEAT_SECONDS = "CTJ_HEARTBEAT_SECONDS"
-ENV_WORKER_MODULE = "CTJ_WORKER_MODULE"
-"""Module whose `main()` a worker runs; set by tests only."""
-
-DEFAULT_GRACE_SECONDS = 30.0  # Kubernetes' default
-DEFAULT_HOLD_SECONDS = 15.0
-DEFAULT_HANG_SECONDS = 300.0
-DEFAULT_HEARTBEAT_SECONDS = 60.0
-DEFAULT_MASTER_PORT = 29500
-
 
 class SettingsError(ValueError):
     """The environment is wrong; the message is the one line a person sees. `attempt` as far as it could be read."""
@@ -85,18 +73,18 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         attempt=attempt,
         node_rank=int(number.read(names.ENV_NODE_RANK, 0)),
         master_addr=environment.get(names.ENV_MASTER_ADDR, "127.0.0.1"),
-        master_port=int(number.read(names.ENV_MASTER_PORT, DEFAULT_MASTER_PORT)),
+        master_port=int(number.read(names.ENV_MASTER_PORT, names.MASTER_PORT)),
         run_dir=number.path(names.ENV_RUN_DIR),
         checkpoint_root=number.path(names.ENV_CHECKPOINT_ROOT),
         cache_dir=number.path(names.ENV_CACHE_DIR),
         control_file=number.path(names.ENV_CONTROL_FILE),
         termination_file=Path(termination) if termination else None,
         metrics_port=int(number.read(names.ENV_METRICS_PORT, -1)) if names.ENV_METRICS_PORT in environment else None,
-        worker_module=environment.get(ENV_WORKER_MODULE, "ctj_trainer.worker"),
-        grace_seconds=number.read(names.ENV_GRACE_SECONDS, DEFAULT_GRACE_SECONDS),
-        hold_seconds=number.read(ENV_HOLD_SECONDS, DEFAULT_HOLD_SECONDS),
-        hang_seconds=number.read(ENV_HANG_SECONDS, DEFAULT_HANG_SECONDS),
-        heartbeat_seconds=number.read(ENV_HEARTBEAT_SECONDS, DEFAULT_HEARTBEAT_SECONDS),
+        worker_module=environment.get(names.ENV_WORKER_MODULE, "ctj_trainer.worker"),
+        grace_seconds=number.read(names.ENV_GRACE_SECONDS, names.GRACE_SECONDS),
+        hold_seconds=number.read(names.ENV_HOLD_SECONDS, names.HOLD_SECONDS),
+        hang_seconds=number.read(names.ENV_HANG_SECONDS, names.HANG_SECONDS),
+        heartbeat_seconds=number.read(names.ENV_HEARTBEAT_SECONDS, names.HEARTBEAT_SECONDS),
     )
     if not 0 <= settings.node_rank < settings.nodes:
         raise number.wrong(names.ENV_NODE_RANK, str(settings.node_rank), f"below stage.nodes = {settings.nodes}")
