@@ -135,5 +135,18 @@ def test_logs_can_be_cut_down_to_one_rank(place: Workplace, store: Store) -> Non
     assert (ended.code, "attempts: 1" in ended.err) == (2, True)
 
 
+def test_logs_say_where_the_middle_of_a_long_one_was_dropped(place: Workplace, store: Store) -> None:
+    child = store.children / "tiny-single-1"
+    (child / "node-0").mkdir(parents=True)
+    replace_json(child / "child.json", {"name": "tiny-single-1", "uid": "u", "attempt": 1, "nodes": 1})
+    with (child / "node-0" / "log").open("wb") as log:
+        log.write(b"[rank 0] first\n")
+        log.seek(3 << 20)
+        log.write(b"[rank 0] last\n")
+    out = place.ctj("logs", "tiny").out.splitlines()
+    assert (out[1], out[-1]) == ("[rank 0] first", "[rank 0] last")
+    assert "3 MiB of output were dropped here" in out[-2]
+
+
 def test_logs_before_any_trainer_started_say_so(place: Workplace, store: Store) -> None:
     assert "has not started any trainer yet" in place.ctj("logs", "tiny").err

@@ -232,6 +232,30 @@ def test_a_missing_module_ends_with_4_before_training_and_says_how_to_get_it(pla
     assert not (place.job_folder / "job.json").exists()
 
 
+def causal_lm(**config: object) -> dict[str, object]:
+    model = {"hiddenSize": 64, "layers": 1, "heads": 2}
+    data = {"builtin": "python-stdlib", "sequenceLength": 32}
+    return {"name": "causal_lm", "config": {"model": model, "data": data, **config}}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "field", "value"),
+    [
+        (causal_lm(data={"files": ["*.yaml", "texts/*.txt"], "sequenceLength": 32}), "data.files[1]", "texts/*.txt"),
+        (causal_lm(model={"path": "/nowhere/llama"}), "model.path", "/nowhere/llama"),
+    ],
+    ids=["data", "weights"],
+)
+def test_files_that_are_not_here_end_with_4_before_anything_starts(
+    place: Workplace, recipe: dict[str, object], field: str, value: str
+) -> None:
+    ended = place.ctj("run", str(place.write_job(recipe=recipe)))
+    assert ended.code == 4, ended.err + ended.out
+    assert f"spec.recipe.config.{field} is '{value}'" in ended.err
+    assert "correct the path" in ended.err or "name a folder" in ended.err
+    assert not (place.job_folder / "job.json").exists()
+
+
 def test_a_missing_compiler_ends_with_4_unless_nothing_is_compiled(
     place: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,9 +31,9 @@ class Missing:
 
 def check(spec: Spec, *, folder: Path, cache: Path, python: str) -> list[Missing]:
     """Return everything that stage after stage of `spec` will need and this machine lacks."""
-    missing = [*_modules(spec, python), *_devices(spec)]
+    missing = [*(_modules(spec, python) or _paths(spec, python)), *_devices(spec)]
     compiles = spec.compile.scope is not CompileScope.DISABLED
-    if compiles and spec.compile.backend == "inductor":
+    if compiles and (spec.compile.backend or "inductor").lower() == "inductor":
         missing += _compiler()
     places = {"work folder": folder, "compile cache": cache} if compiles else {"work folder": folder}
     for name, place in places.items():
@@ -64,6 +64,17 @@ def _modules(spec: Spec, python: str) -> list[Missing]:
         )
         for module in absent
     ]
+
+
+def _paths(spec: Spec, python: str) -> list[Missing]:
+    """Ask the recipe which of its files are not here: an attempt would find out, and be repeated in vain."""
+    question = json.dumps({"name": spec.recipe.name, "config": spec.recipe.config})
+    command = [python, "-m", "ctj_trainer.recipes.paths"]
+    try:
+        answer = subprocess.run(command, input=question, capture_output=True, text=True, check=True, timeout=60)
+        return [Missing(**miss) for miss in json.loads(answer.stdout)]
+    except (OSError, subprocess.SubprocessError, ValueError, TypeError):
+        return []  # a trainer that cannot be asked: its first attempt will say what is missing
 
 
 def _compiler() -> list[Missing]:

@@ -1,6 +1,5 @@
 """Text and token files as one long row of tokens, cut into samples of equal length. Nothing is read before its use."""
 
-import glob
 import sysconfig
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ctj_trainer.recipe import DataError
+from ctj_trainer.recipes.paths import matching
 
 BUILT_IN_BYTES = 8 * 2**20  # of the standard library: plenty for a demonstration, read in 10 ms
 BYTE_VOCABULARY = 256
@@ -95,7 +95,7 @@ def find_files(patterns: Sequence[str]) -> list[Path]:
     """
     found: dict[Path, None] = {}
     for pattern in patterns:
-        matches = sorted(path for path in map(Path, glob.glob(pattern, recursive=True)) if path.is_file())
+        matches = matching(pattern)
         if not matches:
             raise DataError(
                 f"config.data.files: no file matches {pattern!r} (working folder: {Path.cwd()}); "

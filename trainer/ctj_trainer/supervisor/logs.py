@@ -1,6 +1,14 @@
-"""What do the workers say? Their output goes to files; it is copied to ours, by rank, and its end remembered."""
+"""What do the workers say? Their output goes to files; it is copied to ours, by rank, and its end remembered.
 
+A job that prints for weeks must not fill the disk: what is copied is given back, and of our own output, where that is a
+file (`ctj run`; a kubelet turns over its logs itself), the beginning and the end are kept. Holes are punched, so nobody
+who writes or reads has to take part: files keep their length and positions.
+"""
+
+import ctypes
+import os
 import re
+import stat
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -8,6 +16,12 @@ from pathlib import Path
 
 REMEMBERED_LINES = 40
 _CHUNK = 1 << 16
+HEAD_BYTES = 4 << 20  # the start of an attempt: settings, compilation, the first steps
+TAIL_BYTES = 28 << 20
+_STEP = 1 << 20  # given back at a time
+_PAGE = 1 << 12
+_PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+_STDOUT = 1
 _LOG = re.compile(r"attempt_\d+/(\d+)/(?:stdout|stderr)\.log$")
 
 
@@ -20,6 +34,7 @@ class WorkerLogs:
         self._global_rank = global_rank
         self._followed: dict[Path, _Follower] = {}
         self._last: dict[int, deque[str]] = {}
+        self._own = BoundedFile(_STDOUT)
 
     def pump(self) -> None:
         """Copy what is new."""
@@ -30,6 +45,7 @@ class WorkerLogs:
                 self._last[follower.rank].append(line)
                 sys.stdout.write(f"[rank {follower.rank}] {line}\n")
         sys.stdout.flush()
+        self._own.keep_ends()
 
     def finish(self) -> None:
         """Copy the rest, unfinished lines included."""
@@ -61,17 +77,45 @@ class _Follower:
         self.partial = ""
         self._path = path
         self._position = 0
+        self._freed = 0
 
     def new_lines(self) -> list[str]:
         """Return complete lines written since the last call, a chunk at a time."""
         lines: list[str] = []
-        with self._path.open("rb") as file:
+        with self._path.open("r+b") as file:
             file.seek(self._position)
             while chunk := file.read(_CHUNK):
                 self._position += len(chunk)
                 *whole, self.partial = (self.partial + chunk.decode(errors="replace")).split("\n")
                 lines += whole
+            if self._position - self._freed >= _STEP:
+                punch(file.fileno(), self._freed, self._position)
+                self._freed = self._position
         return lines
+
+
+class BoundedFile:
+    """A file that somebody appends to: its first and last bytes are kept."""
+
+    def __init__(self, descriptor: int, *, head: int = HEAD_BYTES, tail: int = TAIL_BYTES) -> None:
+        self._descriptor = descriptor
+        self._tail = tail
+        self._freed = head
+
+    def keep_ends(self) -> None:
+        """Give the middle back to the disk, once that is worth a call."""
+        status = os.fstat(self._descriptor)
+        end = (status.st_size - self._tail) // _PAGE * _PAGE
+        if stat.S_ISREG(status.st_mode) and end - self._freed >= _STEP:
+            punch(self._descriptor, self._freed, end)
+            self._freed = end
+
+
+def punch(descriptor: int, start: int, end: int) -> None:
+    """Give the disk space of [start, end) back; it reads as zeros. Where a file system cannot, all of it is kept."""
+    fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
+    if fallocate is not None:
+        fallocate(descriptor, _PUNCH_HOLE, ctypes.c_long(start), ctypes.c_long(end - start))
 
 
 def tail(path: Path, *, characters: int = 1500) -> str:
