@@ -131,10 +131,8 @@ def command(pod: Manifest, sandbox: Sandbox) -> list[str]:
 
 
 def _prebuilt_ops() -> Path:
-    """Return where the set-up has built DeepSpeed's op; torch looks there itself only where HOME is a person's."""
-    root = Path.home() / ".cache" / "torch_extensions"
-    python = f"py{sys.version_info.major}{sys.version_info.minor}_*"
-    return next(iter(sorted(root.glob(python))), root)
+    """Return where the set-up has put DeepSpeed's op; pods have another HOME."""
+    return Path.home() / ".cache" / "torch_extensions"
 
 
 def environment(pod: Manifest, sandbox: Sandbox) -> dict[str, str]:

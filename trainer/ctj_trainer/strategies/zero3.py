@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ctj_api.spec import Training
 from ctj_trainer.optimizer import build_adamw, create_state, set_learning_rate
+from ctj_trainer.prebuild import hand_over
 from ctj_trainer.strategies.foundation import named_tensors
 from ctj_trainer.strategies.prepared import ReadTensors
 
@@ -42,6 +43,8 @@ def import_deepspeed(device: torch.device) -> Any:
             f"strategy zero3 needs deepspeed ({error}); install it with: pip install 'ctj[trainer]', "
             "or choose strategy fsdp"
         ) from error
+    if device.type == "cpu":
+        hand_over()
     return deepspeed
 
 
