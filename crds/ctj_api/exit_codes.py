@@ -3,7 +3,7 @@
 from enum import IntEnum, StrEnum
 
 
-class Outcome(StrEnum):
+class Consequence(StrEnum):
     """What the controlling side does about an exit code."""
 
     DONE = "Done"
@@ -30,19 +30,19 @@ class ExitCode(IntEnum):
     STOPPED = 143
 
 
-_OUTCOMES = {
-    ExitCode.DONE: Outcome.DONE,
-    ExitCode.USER_CODE_OR_IMAGE: Outcome.PERMANENT,
-    ExitCode.CONFIGURATION: Outcome.PERMANENT,
-    ExitCode.USER_CODE: Outcome.PERMANENT,
-    ExitCode.DATA_OR_STORAGE: Outcome.RETRY,
-    ExitCode.OUT_OF_MEMORY: Outcome.REMEDY,
-    ExitCode.NON_FINITE: Outcome.REMEDY,
-    ExitCode.PEER_LOST: Outcome.RETRY,
-    ExitCode.HANG: Outcome.RETRY,
-    ExitCode.COMPILE: Outcome.PERMANENT,
-    ExitCode.KILLED: Outcome.RETRY,  # unless the container's reason is OOMKilled: then OUT_OF_MEMORY
-    ExitCode.STOPPED: Outcome.STOPPED,
+_CONSEQUENCES = {
+    ExitCode.DONE: Consequence.DONE,
+    ExitCode.USER_CODE_OR_IMAGE: Consequence.PERMANENT,
+    ExitCode.CONFIGURATION: Consequence.PERMANENT,
+    ExitCode.USER_CODE: Consequence.PERMANENT,
+    ExitCode.DATA_OR_STORAGE: Consequence.RETRY,
+    ExitCode.OUT_OF_MEMORY: Consequence.REMEDY,
+    ExitCode.NON_FINITE: Consequence.REMEDY,
+    ExitCode.PEER_LOST: Consequence.RETRY,
+    ExitCode.HANG: Consequence.RETRY,
+    ExitCode.COMPILE: Consequence.PERMANENT,
+    ExitCode.KILLED: Consequence.RETRY,  # unless the container's reason is OOMKilled: then OUT_OF_MEMORY
+    ExitCode.STOPPED: Consequence.STOPPED,
 }
 
 ENDED_WELL = (ExitCode.DONE, ExitCode.STOPPED)
@@ -64,12 +64,12 @@ MEANINGS = {
 }
 
 
-def outcome_of(exit_code: int) -> Outcome:
+def consequence_of(exit_code: int) -> Consequence:
     """Map any exit code of a trainer pod to what must follow."""
     try:
-        return _OUTCOMES[ExitCode(exit_code)]
+        return _CONSEQUENCES[ExitCode(exit_code)]
     except ValueError:
-        return Outcome.PERMANENT
+        return Consequence.PERMANENT
 
 
 def reason_of(exit_code: int) -> str:

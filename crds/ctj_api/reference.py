@@ -59,7 +59,7 @@ def _exit_codes_page() -> str:
         " stop was asked for, else a new attempt.",
         _table(
             ("code", "meaning", "what follows"),
-            ((f"{code:d}", text, exit_codes.outcome_of(code)) for code, text in exit_codes.MEANINGS.items()),
+            ((f"{code:d}", text, exit_codes.consequence_of(code)) for code, text in exit_codes.MEANINGS.items()),
         ),
         "## Of ctj run\n\n"
         + _table(("code", "meaning"), ((f"{code:d}", text) for code, text in exit_codes.RUN_MEANINGS.items())),

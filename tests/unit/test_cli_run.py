@@ -12,7 +12,7 @@ import pytest
 from tests.unit.workplace import Workplace, end
 
 from ctj_operator.cli import summary
-from ctj_operator.local import preflight
+from ctj_operator.local import prerequisites
 
 
 @pytest.fixture
@@ -287,7 +287,7 @@ def test_a_work_folder_that_is_nearly_full_ends_with_4_before_training(place: Wo
 def test_a_work_folder_that_fills_up_while_training_ends_with_4_and_no_trainer_left(
     place: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "_MINIMUM_FREE_BYTES", 0)
+    monkeypatch.setattr(prerequisites, "_MINIMUM_FREE_BYTES", 0)
     recipe = {"name": "stand_in:build", "config": {"stepSeconds": 0.01, "fillDiskAt": 3}}
     with small_disk(place) as small:
         ended = place.ctj("run", str(place.write_job(recipe=recipe)), "--work-dir", str(small))

@@ -6,7 +6,7 @@ import pytest
 
 from ctj_api.exit_codes import ExitCode
 from ctj_trainer.marks import Mark
-from ctj_trainer.supervisor.outcome import AgentRecord, Facts, Outcome, RankExit, judge
+from ctj_trainer.supervisor.outcome import AgentRecord, Facts, PodOutcome, RankExit, judge
 from ctj_trainer.supervisor.watch import End
 
 
@@ -17,7 +17,7 @@ def outcome(
     agent_exit: int = 1,
     lines: str = "",
     **facts: Any,
-) -> Outcome:
+) -> PodOutcome:
     failures = tuple(RankExit(rank=rank, exit_code=code, at=0.0) for rank, code in (exits or {}).items())
     record = AgentRecord(exit_code=agent_exit, failures=failures, rendezvous=facts.pop("rendezvous", None))
     defaults: dict[str, Any] = {"end": None, "oom_kills": 0, "last_lines": lambda _: lines}
@@ -30,7 +30,7 @@ def mark(rank: int, kind: ExitCode, message: str = "", at: float = 0.0) -> Mark:
 
 @pytest.mark.parametrize("kind", [ExitCode.DONE, ExitCode.STOPPED])
 def test_a_good_end_has_no_failure(kind: ExitCode) -> None:
-    assert outcome([mark(0, kind), mark(1, kind)], agent_exit=0) == Outcome(code=kind)
+    assert outcome([mark(0, kind), mark(1, kind)], agent_exit=0) == PodOutcome(code=kind)
 
 
 def test_the_first_failed_rank_is_named_with_its_last_lines() -> None:
@@ -101,4 +101,4 @@ def test_a_failure_before_our_own_kill_stays_the_cause() -> None:
 
 def test_a_stop_with_nothing_to_save_is_no_failure() -> None:
     end = End(code=ExitCode.STOPPED, message="no new step to save")
-    assert outcome(exits={0: -9, 1: -9}, end=end) == Outcome(code=ExitCode.STOPPED)
+    assert outcome(exits={0: -9, 1: -9}, end=end) == PodOutcome(code=ExitCode.STOPPED)

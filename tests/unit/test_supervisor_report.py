@@ -14,7 +14,7 @@ from ctj_api.names import REPORT_FILE
 from ctj_api.report import CheckpointRef, CompileVerdict, Failure, MemoryPrediction, Progress, Report
 from ctj_api.spec import Measurement
 from ctj_trainer.supervisor import ending
-from ctj_trainer.supervisor.outcome import Outcome
+from ctj_trainer.supervisor.outcome import PodOutcome
 
 
 def largest_report(letter: str, value: float) -> Report:
@@ -71,7 +71,7 @@ def progress(**fields: object) -> Progress:
 
 
 def test_a_pod_without_a_draft_reports_its_last_progress(attempt: Attempt) -> None:
-    failed = Outcome(code=ExitCode.KILLED, failure=Failure(reason="Killed", message="rank 1 was killed"))
+    failed = PodOutcome(code=ExitCode.KILLED, failure=Failure(reason="Killed", message="rank 1 was killed"))
     report = ending.complete(
         None, attempt=attempt, outcome=failed, progress=progress(checkpointStep=10), notices=["no cache"]
     )
@@ -84,7 +84,7 @@ def test_a_pod_without_a_draft_reports_its_last_progress(attempt: Attempt) -> No
 def test_a_draft_keeps_its_evidence(attempt: Attempt) -> None:
     draft = Report(attempt=4, stage="only", exit_code=0, step=20, measurements={Measurement.FINAL_LOSS: 0.5})
     report = ending.complete(
-        draft, attempt=attempt, outcome=Outcome(code=ExitCode.DONE), progress=progress(), notices=[]
+        draft, attempt=attempt, outcome=PodOutcome(code=ExitCode.DONE), progress=progress(), notices=[]
     )
     assert report == draft
 

@@ -8,9 +8,9 @@ from ctj_api.attempt import Mode
 from ctj_api.exit_codes import ExitCode
 from ctj_api.report import Progress
 from ctj_trainer import progress as phases
-from ctj_trainer.supervisor.watch import LINGER_SECONDS, End, Limits, Stop, Watch, stop_seconds
+from ctj_trainer.supervisor.watch import LINGER_SECONDS, End, Patience, Stop, Watch, stop_seconds
 
-LIMITS = Limits(heartbeat=60, step=300, compile=1800, slow=1200)
+LIMITS = Patience(heartbeat=60, step=300, compile=1800, slow=1200)
 
 
 class Scene:

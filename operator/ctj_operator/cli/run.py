@@ -13,7 +13,7 @@ from ctj_operator.cli import DEFAULT_WORK_DIR, summary
 from ctj_operator.cli.documents import admitted, admitted_update, read
 from ctj_operator.cli.lines import JsonScreen
 from ctj_operator.cli.screens import said, screen_for_output
-from ctj_operator.local import preflight, strays
+from ctj_operator.local import prerequisites, strays
 from ctj_operator.local.lock import InUseError, hold
 from ctj_operator.local.processes import Launch, trainer_command, trainer_python
 from ctj_operator.local.refusal import Refusal
@@ -70,7 +70,7 @@ def run(request: Request) -> RunExit:
 
 def _run_held(request: Request, document: dict[str, Any], store: Store, lock: int) -> RunExit:
     spec = Spec.from_document(document["spec"])
-    missing = preflight.check(spec, folder=store.folder, cache=request.cache_dir, python=trainer_python())
+    missing = prerequisites.check(spec, folder=store.folder, cache=request.cache_dir, python=trainer_python())
     if missing:
         raise Refusal("\n".join(f"missing: {miss}" for miss in missing), exit_code=RunExit.ENVIRONMENT)
     store.submit(document)

@@ -8,8 +8,8 @@ from ctj_api.attempt import Mode
 from ctj_api.control import CompileControl, Control, StopControl
 from ctj_api.status import ConditionType
 from ctj_operator.core import conditions, ladder, remedies
+from ctj_operator.core.closing import close_attempt
 from ctj_operator.core.decision import Decision, Event, EventType
-from ctj_operator.core.ended import close_attempt
 from ctj_operator.core.endings import read_ending, vanished
 from ctj_operator.core.ladder import SpecProblem
 from ctj_operator.core.observed import Child, ChildState, Observed
@@ -17,7 +17,7 @@ from ctj_operator.core.progress import follow, settled
 from ctj_operator.core.schedule import next_look
 from ctj_operator.core.situation import Situation
 from ctj_operator.core.starting import ask_again, build_attempt, start
-from ctj_operator.core.stopping import Stop, insist, is_late, stop_if_needed
+from ctj_operator.core.stopping import StopReason, insist, is_late, stop_if_needed
 from ctj_operator.core.times import moment
 from ctj_operator.core.verbs import ignore, obey, rearm, why_no_retry
 
@@ -115,7 +115,7 @@ def _attend(situation: Situation) -> Situation:
 
 
 def _close(situation: Situation, child: Child) -> Situation:
-    paused = situation.current.stopping == Stop.SUSPENDED
+    paused = situation.current.stopping == StopReason.SUSPENDED
     situation = close_attempt(situation, read_ending(child, now=situation.now))
     return situation.remove(child) if paused else situation
 
@@ -130,7 +130,7 @@ def _attend_absent(situation: Situation) -> Situation:
     if is_late(situation, None):
         return _too_late(situation)
     if never_made and unwanted:
-        situation = situation.change_current(stopping=current.stopping or Stop.SUSPENDED.value)
+        situation = situation.change_current(stopping=current.stopping or StopReason.SUSPENDED.value)
         return close_attempt(situation, vanished(current.attempt, now=situation.now))
     if situation.name_taken_by is not None or situation.other_live_children:
         return situation

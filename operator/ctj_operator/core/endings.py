@@ -6,7 +6,7 @@ Reads pods, exit codes and reports; decides nothing about what follows.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ctj_api.exit_codes import ExitCode, Outcome, outcome_of, reason_of
+from ctj_api.exit_codes import Consequence, ExitCode, consequence_of, reason_of
 from ctj_api.report import Report
 from ctj_api.status import FirstFailure
 from ctj_operator.core.observed import Child, ChildState, Pod, PodPhase
@@ -40,11 +40,11 @@ class Ending:
 
 
 _KINDS = {
-    Outcome.PERMANENT: Kind.PERMANENT,
-    Outcome.RETRY: Kind.FAILED,
-    Outcome.STOPPED: Kind.STOPPED,
+    Consequence.PERMANENT: Kind.PERMANENT,
+    Consequence.RETRY: Kind.FAILED,
+    Consequence.STOPPED: Kind.STOPPED,
     # All pods ended well and the Job failed all the same: something outside took it down.
-    Outcome.DONE: Kind.DISRUPTED,
+    Consequence.DONE: Kind.DISRUPTED,
 }
 # Pods that end because another one did: never the cause while there is a better candidate.
 _VICTIMS = {int(ExitCode.PEER_LOST): 1, int(ExitCode.STOPPED): 2}
@@ -120,7 +120,7 @@ def _classify(cause: Pod | None) -> tuple[Kind, str]:
         return Kind.DISRUPTED, _word(cause.reason) or "PodLost"
     if cause.exit_code == ExitCode.NON_FINITE:
         return Kind.NON_FINITE, "NonFinite"
-    return _KINDS[outcome_of(cause.exit_code)], reason_of(cause.exit_code)
+    return _KINDS[consequence_of(cause.exit_code)], reason_of(cause.exit_code)
 
 
 def _word(reason: str) -> str:

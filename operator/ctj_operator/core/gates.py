@@ -39,7 +39,7 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
+class GateRule:
     """One gate: all its checks must pass."""
 
     name: str
@@ -61,7 +61,7 @@ class StageEvidence:
     has_predecessor: bool
 
 
-def rules(spec: Spec, stage: str) -> tuple[Rule, ...]:
+def rules(spec: Spec, stage: str) -> tuple[GateRule, ...]:
     """Return the gates of one stage: the defaults, replaced or joined by those of the spec's that apply to it."""
     own = [_rule(gate) for gate in spec.gates if not gate.stages or stage in gate.stages]
     replaced = {rule.name for rule in own}
@@ -69,25 +69,25 @@ def rules(spec: Spec, stage: str) -> tuple[Rule, ...]:
     return (*kept, *own)
 
 
-def _rule(gate: Gate) -> Rule:
+def _rule(gate: Gate) -> GateRule:
     limits = gate.threshold_range
     check = Check(measurement=gate.source.report, min=limits.min, max=limits.max)
-    return Rule(name=gate.name, mode=gate.mode, on_failure=gate.on_failure, checks=(check,))
+    return GateRule(name=gate.name, mode=gate.mode, on_failure=gate.on_failure, checks=(check,))
 
 
-def _default_rules(spec: Spec) -> tuple[Rule, ...]:
+def _default_rules(spec: Spec) -> tuple[GateRule, ...]:
     allowed = completed(spec.compile.tolerances, spec.training.precision)
     # FSDP and ZeRO-3 are slower than DDP on CPU by nature, so there the ratio is only shown.
     on_accelerator = any(stage.gpus_per_node for stage in spec.ladder)
     throughput_mode = GateMode.ENFORCE if on_accelerator else GateMode.DRY_RUN
     return (
-        Rule(
+        GateRule(
             name="finite",
             mode=GateMode.ENFORCE,
             on_failure=OnFailure.FAIL,
             checks=(Check(measurement=Measurement.NON_FINITE_STEPS, max="0"),),
         ),
-        Rule(
+        GateRule(
             name="parity",
             mode=GateMode.ENFORCE,
             on_failure=OnFailure.ROLLBACK,
@@ -98,19 +98,19 @@ def _default_rules(spec: Spec) -> tuple[Rule, ...]:
                 Check(measurement=Measurement.REPLAY_GRAD_NORM_RELATIVE, max=allowed.window_grad_norm),
             ),
         ),
-        Rule(
+        GateRule(
             name="memory",
             mode=GateMode.ENFORCE,
             on_failure=OnFailure.FALLBACK,
             checks=(Check(measurement=Measurement.MEMORY_PEAK_RATIO, max=MAX_MEMORY_RATIO),),
         ),
-        Rule(
+        GateRule(
             name="recompiles",
             mode=GateMode.ENFORCE,
             on_failure=OnFailure.FALLBACK,
             checks=(Check(measurement=Measurement.RECOMPILES_AFTER_WARMUP, max=MAX_RECOMPILES),),
         ),
-        Rule(
+        GateRule(
             name="throughput",
             mode=throughput_mode,
             on_failure=OnFailure.ROLLBACK,
@@ -119,12 +119,12 @@ def _default_rules(spec: Spec) -> tuple[Rule, ...]:
     )
 
 
-def judge(stage_rules: tuple[Rule, ...], evidence: StageEvidence) -> list[GateVerdict]:
+def judge(stage_rules: tuple[GateRule, ...], evidence: StageEvidence) -> list[GateVerdict]:
     """Evaluate every gate that applies, with all exceeded limits, not only the first."""
     return [verdict for rule in stage_rules if (verdict := _judge_one(rule, evidence)) is not None]
 
 
-def _judge_one(rule: Rule, evidence: StageEvidence) -> GateVerdict | None:
+def _judge_one(rule: GateRule, evidence: StageEvidence) -> GateVerdict | None:
     left_out = {check.measurement: _why_not(check.measurement, evidence) for check in rule.checks}
     shown = [_shown(check, evidence) for check in rule.checks if not left_out[check.measurement]]
     if not shown:

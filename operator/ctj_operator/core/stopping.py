@@ -15,7 +15,7 @@ PATIENCE_SECONDS = 300.0
 still have their grace period."""
 
 
-class Stop(StrEnum):
+class StopReason(StrEnum):
     """Why an attempt is being stopped; stored in `current.stopping`."""
 
     DEADLINE = "DeadlineExceeded"
@@ -25,7 +25,7 @@ class Stop(StrEnum):
     SPEC_CHANGED = "SpecChanged"
 
 
-def stop(situation: Situation, why: Stop, message: str) -> Situation:
+def ask_to_stop(situation: Situation, why: StopReason, message: str) -> Situation:
     """Ask every pod to save a checkpoint and end."""
     current = situation.current
     situation = situation.change_current(
@@ -42,12 +42,12 @@ def stop_if_needed(situation: Situation) -> Situation:
         return situation
     limit = situation.spec.active_deadline_seconds
     if limit is not None and situation.status.active_seconds >= limit:
-        return stop(situation, Stop.DEADLINE, f"spec.activeDeadlineSeconds = {limit} is used up")
+        return ask_to_stop(situation, StopReason.DEADLINE, f"spec.activeDeadlineSeconds = {limit} is used up")
     if situation.spec.suspend:
-        return stop(situation, Stop.SUSPENDED, "spec.suspend is true")
+        return ask_to_stop(situation, StopReason.SUSPENDED, "spec.suspend is true")
     wanted = attempt_hash(situation.spec, situation.status, situation.current.stage)
     if wanted != situation.current.spec_hash:
-        return stop(situation, Stop.SPEC_CHANGED, "the spec changed; a new attempt follows")
+        return ask_to_stop(situation, StopReason.SPEC_CHANGED, "the spec changed; a new attempt follows")
     return situation
 
 
@@ -79,18 +79,18 @@ def is_late(situation: Situation, child: Child | None) -> bool:
     return situation.now - moment(situation.current.recorded_at) >= limit
 
 
-def after_stop(situation: Situation, stage: StageStatus, *, why: Stop) -> Situation:
+def after_stop(situation: Situation, stage: StageStatus, *, why: StopReason) -> Situation:
     """Decide what follows an attempt that was asked to stop, however it ended."""
-    if why is Stop.DEADLINE:
+    if why is StopReason.DEADLINE:
         limit = situation.spec.active_deadline_seconds
         return situation.fail(
             "DeadlineExceeded", f"spec.activeDeadlineSeconds = {limit} is used up at step {situation.status.step}"
         )
-    if why is Stop.ROLLBACK:
+    if why is StopReason.ROLLBACK:
         return remedies.roll_back(situation, stage, reason="Requested", evidence="asked for by a person")
     # Paused, or to be replaced: the stage continues from its newest checkpoint, uncounted.
     situation = situation.change_stage(stage.name, phase=StagePhase.PENDING)
-    if why is Stop.SUSPENDED:
+    if why is StopReason.SUSPENDED:
         newest = f"the checkpoint of step {stage.checkpoint.step}" if stage.checkpoint is not None else "its start"
         return situation.tell("Suspended", f"no pod is left; stage {stage.name} will go on from {newest}")
     return situation

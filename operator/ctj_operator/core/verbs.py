@@ -14,7 +14,7 @@ from ctj_api.thresholds import Verdict
 from ctj_operator.core import conditions, gates, ladder, remedies
 from ctj_operator.core.finishing import promote
 from ctj_operator.core.situation import Situation
-from ctj_operator.core.stopping import Stop, stop
+from ctj_operator.core.stopping import StopReason, ask_to_stop
 
 
 def obey(situation: Situation) -> Situation:
@@ -147,13 +147,13 @@ def _retry_compile(situation: Situation) -> Situation:
     situation = situation.remedy("RetryCompile", reason="Requested", evidence="asked for by a person")
     current = situation.status.current
     if current is not None and not current.stopping:
-        return stop(situation, Stop.RETRY_COMPILE, "it starts again and measures compiled against eager")
+        return ask_to_stop(situation, StopReason.RETRY_COMPILE, "it starts again and measures compiled against eager")
     return situation.tell("RetryCompile", f"stage {active.name} measures compiled against eager when it starts")
 
 
 def _roll_back(situation: Situation) -> Situation:
     if situation.status.current is not None:
-        return stop(situation, Stop.ROLLBACK, "a rollback was asked for")
+        return ask_to_stop(situation, StopReason.ROLLBACK, "a rollback was asked for")
     stage = situation.stage(situation.status.stage)
     return remedies.roll_back(situation, stage, reason="Requested", evidence="asked for by a person")
 

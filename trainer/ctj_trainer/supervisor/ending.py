@@ -8,7 +8,7 @@ from typing import Any
 from ctj_api.attempt import Attempt, Mode
 from ctj_api.names import REPORT_FILE
 from ctj_api.report import MAX_NOTICES, MAX_TERMINATION_BYTES, CheckpointRef, Progress, Report
-from ctj_trainer.supervisor.outcome import Outcome
+from ctj_trainer.supervisor.outcome import PodOutcome
 
 CUT = f"[cut; the whole is in {REPORT_FILE}] "
 
@@ -31,7 +31,7 @@ def read_draft(run_dir: Path, attempt: Attempt) -> tuple[Report | None, str | No
 
 
 def complete(
-    draft: Report | None, *, attempt: Attempt, outcome: Outcome, progress: Progress | None, notices: Sequence[str]
+    draft: Report | None, *, attempt: Attempt, outcome: PodOutcome, progress: Progress | None, notices: Sequence[str]
 ) -> Report:
     """Add how it ended; without a draft, what the last progress tells."""
     report = draft or _from_progress(attempt, progress)

@@ -34,7 +34,7 @@ class AgentRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class PodOutcome:
     """Exit code of the pod, and what it failed of."""
 
     code: ExitCode
@@ -54,17 +54,17 @@ class Facts:
     agent_log: str = ""
 
 
-def judge(facts: Facts) -> Outcome:
+def judge(facts: Facts) -> PodOutcome:
     """Return the pod's exit code and first cause, best evidence first."""
     well = ended_well(facts.marks, ranks=facts.ranks)
     if well is not None:
-        return Outcome(code=well)
+        return PodOutcome(code=well)
     cause = root_cause(facts.marks)
     if cause is not None and cause.kind is not ExitCode.PEER_LOST:
         return _failed(facts, cause.kind, cause.message, rank=cause.rank, lines=cause.last_lines)
     if facts.end is not None:
         return (
-            Outcome(code=facts.end.code)
+            PodOutcome(code=facts.end.code)
             if facts.end.code in ENDED_WELL
             else _failed(facts, facts.end.code, facts.end.message, lines="")
         )
@@ -84,7 +84,7 @@ def read_agent_record(path: Path, *, exit_code: int) -> AgentRecord:
         return AgentRecord(exit_code=exit_code)
 
 
-def _killed(facts: Facts) -> Outcome | None:
+def _killed(facts: Facts) -> PodOutcome | None:
     """A rank that was killed left no mark; the agent ends the others by SIGTERM, so that -9 is the first cause."""
     marked = {mark.rank for mark in facts.marks}
     victims = [f for f in facts.agent.failures if f.exit_code == -signal.SIGKILL and f.rank not in marked]
@@ -98,7 +98,7 @@ def _killed(facts: Facts) -> Outcome | None:
     return _failed(facts, ExitCode.KILLED, f"{who} was killed (SIGKILL) by somebody outside", rank=rank, lines="")
 
 
-def _peer_lost(facts: Facts, cause: Mark | None) -> Outcome | None:
+def _peer_lost(facts: Facts, cause: Mark | None) -> PodOutcome | None:
     if cause is not None:
         return _failed(facts, ExitCode.PEER_LOST, cause.message, rank=cause.rank, lines=cause.last_lines)
     if facts.agent.rendezvous:
@@ -113,7 +113,7 @@ def _peer_lost(facts: Facts, cause: Mark | None) -> Outcome | None:
     return None
 
 
-def _unexplained(facts: Facts) -> Outcome:
+def _unexplained(facts: Facts) -> PodOutcome:
     first = min(facts.agent.failures, key=lambda f: f.at, default=None)
     if first is None:
         silent = "every worker ended without saying how" if facts.agent.exit_code == 0 else "torchrun's agent failed"
@@ -125,8 +125,8 @@ def _unexplained(facts: Facts) -> Outcome:
     return _failed(facts, ExitCode.USER_CODE_OR_IMAGE, text, rank=first.rank, lines="")
 
 
-def _failed(facts: Facts, code: ExitCode, message: str, *, rank: int | None = None, lines: str) -> Outcome:
-    return Outcome(
+def _failed(facts: Facts, code: ExitCode, message: str, *, rank: int | None = None, lines: str) -> PodOutcome:
+    return PodOutcome(
         code=code,
         failure=Failure(
             rank=rank,

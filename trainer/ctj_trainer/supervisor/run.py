@@ -21,10 +21,10 @@ from ctj_trainer.progress import anyone_compiling, clear_progress, read_progress
 from ctj_trainer.supervisor import ending, launch, processes
 from ctj_trainer.supervisor.endpoint import serve
 from ctj_trainer.supervisor.logs import WorkerLogs, tail
-from ctj_trainer.supervisor.outcome import Facts, Outcome, judge, read_agent_record
+from ctj_trainer.supervisor.outcome import Facts, PodOutcome, judge, read_agent_record
 from ctj_trainer.supervisor.settings import Settings, SettingsError, read_settings
 from ctj_trainer.supervisor.stacks import dump_stacks, where
-from ctj_trainer.supervisor.watch import End, Limits, Stop, Watch, stop_seconds
+from ctj_trainer.supervisor.watch import End, Patience, Stop, Watch, stop_seconds
 
 LOOK_SECONDS = 0.1
 _AGENT_PATIENCE_SECONDS = 5.0
@@ -63,7 +63,7 @@ class Supervisor:
         self._notices: list[str] = []
         self._stop: Stop | None = None
         self._ended_well = False
-        limits = Limits(
+        limits = Patience(
             heartbeat=settings.heartbeat_seconds,
             step=settings.hang_seconds,
             compile=settings.attempt.compile.timeout_seconds,
@@ -157,7 +157,7 @@ class Supervisor:
             agent.wait()
         return end
 
-    def _judge(self, agent_exit: int, end: End | None) -> Outcome:
+    def _judge(self, agent_exit: int, end: End | None) -> PodOutcome:
         run_dir = self._settings.run_dir
         facts = Facts(
             marks=read_marks(run_dir),
@@ -170,7 +170,7 @@ class Supervisor:
         )
         return judge(facts)
 
-    def _hold(self, outcome: Outcome) -> Outcome:
+    def _hold(self, outcome: PodOutcome) -> PodOutcome:
         """Stay a while after a lost peer, so that the pod with the cause is seen to fail first."""
         if outcome.code is not ExitCode.PEER_LOST or self._settings.nodes == 1:
             return outcome
@@ -179,10 +179,10 @@ class Supervisor:
             self._follow_control()
             time.sleep(LOOK_SECONDS)
         if self._stop is not None and self._watch.nothing_to_lose:
-            return Outcome(code=ExitCode.STOPPED)  # the peer obeyed the same stop a moment earlier
+            return PodOutcome(code=ExitCode.STOPPED)  # the peer obeyed the same stop a moment earlier
         return outcome
 
-    def _report(self, outcome: Outcome) -> None:
+    def _report(self, outcome: PodOutcome) -> None:
         settings = self._settings
         draft, notice = ending.read_draft(settings.run_dir, settings.attempt)
         if notice is not None:
@@ -239,7 +239,7 @@ def _refuse(error: SettingsError) -> int:
 def _end_early(settings: Settings, code: ExitCode, message: str) -> int:
     """End before anything was started."""
     _say(message)
-    outcome = Outcome(code=code, failure=Failure(reason=reason_of(code), message=message[:1024]))
+    outcome = PodOutcome(code=code, failure=Failure(reason=reason_of(code), message=message[:1024]))
     report = ending.complete(None, attempt=settings.attempt, outcome=outcome, progress=None, notices=[])
     _write_termination(settings.termination_file, report)
     return int(code)

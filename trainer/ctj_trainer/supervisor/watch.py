@@ -20,7 +20,7 @@ MARGIN_SECONDS = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class Patience:
     """Longest time without a change, in seconds."""
 
     heartbeat: float
@@ -56,7 +56,7 @@ def stop_seconds(grace: float) -> float:
 class Watch:
     """Remembers when what last moved."""
 
-    def __init__(self, limits: Limits, *, now: float, many_pods: bool) -> None:
+    def __init__(self, limits: Patience, *, now: float, many_pods: bool) -> None:
         self._limits = limits
         self._many_pods = many_pods
         self._progress: Progress | None = None

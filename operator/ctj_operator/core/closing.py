@@ -5,11 +5,11 @@ from dataclasses import replace
 from ctj_api.report import CheckpointRef, Report
 from ctj_operator.core import gates, ladder
 from ctj_operator.core.endings import Ending, Kind
-from ctj_operator.core.failures import answer_failure
 from ctj_operator.core.finishing import finish_stage
 from ctj_operator.core.progress import account, reached
+from ctj_operator.core.restarts import answer_failure
 from ctj_operator.core.situation import Situation
-from ctj_operator.core.stopping import Stop, after_stop
+from ctj_operator.core.stopping import StopReason, after_stop
 
 
 def close_attempt(situation: Situation, ending: Ending) -> Situation:
@@ -28,8 +28,8 @@ def close_attempt(situation: Situation, ending: Ending) -> Situation:
         situation = situation.change(first_failure=ending.failure)
     situation = situation.change(current=None)
     stage = situation.stage(stage.name)
-    if current.stopping and (ending.kind is not Kind.DONE or current.stopping == Stop.ROLLBACK):
-        return after_stop(situation, stage, why=Stop(current.stopping))
+    if current.stopping and (ending.kind is not Kind.DONE or current.stopping == StopReason.ROLLBACK):
+        return after_stop(situation, stage, why=StopReason(current.stopping))
     if ending.kind is Kind.DONE:
         return finish_stage(situation, ending, stage)
     return answer_failure(situation, ending, stage, new_checkpoint=new_checkpoint)
