@@ -1,12 +1,18 @@
 """Hardware profiles against the installed torch: what is passed on, torch takes; what it does not know, is told."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from ctj_api.spec import Compile
+from ctj_api.names import ENV_PROFILES_FILE
+from ctj_api.spec import Compile, CompileScope, Dynamic
+from ctj_trainer.compile.policy import CompileConfigError, CompilePolicy
+from ctj_trainer.compile.profile import resolve_with_profile
+from ctj_trainer.compile.sources import spec_layer
 from ctj_trainer.hardware.__main__ import report
 from ctj_trainer.hardware.book import Kind, read_book
 from ctj_trainer.hardware.detect import detect, this_device
@@ -29,9 +35,9 @@ def test_torch_accepts_what_a_profile_comes_to_and_every_other_flag_is_told(
 ) -> None:
     entry = BOOK.devices[key]
     device = Device(kind=entry.kind, name=entry.title, multiprocessors=132)
-    profile = resolve(f"{set_name}/{key}", book=BOOK, device=device, facts=facts, settings=Compile(), precision="bf16")
-    settings = profile.settings
-    nn.Linear(1, 1).compile(backend=settings.backend, mode=settings.mode, options=settings.options)  # nothing runs
+    profile = resolve(f"{set_name}/{key}", book=BOOK, device=device, facts=facts, said={}, precision="bf16")
+    accepted = {name: value for name, value in profile.values.items() if name != "dynamic"}
+    nn.Linear(1, 1).compile(**accepted)  # checked now; nothing runs
     stated = BOOK.profile(set_name, key)
     assert stated is not None
     if not profile.eager and not stated.states_nothing:
@@ -63,3 +69,51 @@ def test_the_answer_for_the_command_line_is_json_and_complete(facts: TorchFacts)
     assert json.loads(json.dumps(answer))["resolved"]["name"] == "published/h100"
     assert set(answer["profiles"]) == set(BOOK.devices)
     assert answer["device"] == {"name": "NVIDIA H100", "here": False}
+
+
+def policy(tmp_path: Path, text: str, profile: str = "default", precision: str = "fp32", **said: Any) -> CompilePolicy:
+    """The policy of a job on this CPU, with a platform's profile file."""
+    file = tmp_path / "profiles.yaml"
+    file.write_text(text)
+    layer = spec_layer(Compile.from_document(said))
+    environment = {ENV_PROFILES_FILE: str(file)}
+    device = torch.device("cpu")
+    return resolve_with_profile(layer, profile=profile, device=device, precision=precision, environment=environment)[0]
+
+
+OURS = "default: {cpu: {options: {shape_padding: true, triton.cudagraphs: true}, dynamic: Static}}"
+
+
+def test_a_profile_fills_in_what_nobody_said_and_its_origin_is_told(tmp_path: Path) -> None:
+    settled = policy(tmp_path, OURS)
+    assert settled.options == {"shape_padding": True}
+    assert settled.dynamic is Dynamic.STATIC
+    assert settled.where("options") == "hardware profile default/cpu"
+    assert any("triton.cudagraphs=True: not here" in text for text in settled.notices)
+
+
+def test_the_spec_goes_over_the_profile(tmp_path: Path) -> None:
+    settled = policy(tmp_path, OURS, mode="max-autotune-no-cudagraphs", dynamic="Dynamic")
+    assert (settled.mode, settled.options, settled.dynamic) == ("max-autotune-no-cudagraphs", None, Dynamic.DYNAMIC)
+    assert settled.where("mode") == "spec.compile.mode"
+    assert any("max_autotune is on, against the advice" in text for text in settled.notices)
+
+
+def test_a_device_that_is_eager_until_measured_is_eager_unless_no_profile_is_asked_for(tmp_path: Path) -> None:
+    text = "default: {cpu: {eager: broken here}}"
+    settled = policy(tmp_path, text, scope="full")
+    assert settled.scope is CompileScope.DISABLED
+    assert "hardware profile default/cpu: broken here" in settled.notices
+    assert policy(tmp_path, text, profile="none", scope="full").scope is CompileScope.FULL
+
+
+def test_the_shipped_profile_of_a_cpu_changes_nothing(tmp_path: Path) -> None:
+    assert policy(tmp_path, "") == CompilePolicy()
+    assert policy(tmp_path, "", scope="disabled", profile="default/h800").scope is CompileScope.DISABLED
+
+
+def test_a_wrong_device_or_file_is_a_mistake_of_configuration(tmp_path: Path) -> None:
+    with pytest.raises(CompileConfigError, match=r"spec\.compile\.profile is 'default/h800'.*there are: a10"):
+        policy(tmp_path, "", profile="default/h800")
+    with pytest.raises(CompileConfigError, match=r"profiles\.yaml: default\.cpu\.optoins"):
+        policy(tmp_path, "default: {cpu: {optoins: {}}}")

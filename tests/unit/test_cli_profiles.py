@@ -30,7 +30,7 @@ ANSWER: dict[str, Any] = {
     "resolved": {
         "name": "published/h100",
         "eager": "",
-        "settings": {"backend": "inductor", "options": {"max_autotune": True}},
+        "values": {"backend": "inductor", "options": {"max_autotune": True}},
         "flags": [
             {"name": "cubin_cache", "value": True, "outcome": "absent", "detail": "no such option"},
         ],
@@ -64,7 +64,7 @@ def test_the_table_and_this_machine_are_shown(
         "NVIDIA H100, 80.0 GiB, 132 multiprocessors",
         "interconnect: every pair over NVLink (NV18); peer-to-peer on",
         "Profile published/h100 with torch 2.15.0, here:",
-        'torch.compile gets: backend="inductor", options={"max_autotune": true}',
+        'sets: backend="inductor", options={"max_autotune": true}',
         "cubin_cache  true  absent  no such option",
         "the source contradicts itself",
     ):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ctj_api.names import ENV_PROFILES_FILE
-from ctj_api.spec import Compile, CompileScope, Dynamic
+from ctj_api.spec import Dynamic
 from ctj_trainer.hardware.book import Book, Kind, ProfileFileError, UnknownDeviceError, merged, read_book
 from ctj_trainer.hardware.device import Device
 from ctj_trainer.hardware.resolve import Outcome, ResolvedProfile, resolve
@@ -35,14 +35,10 @@ SLICE = Device(kind=Kind.CUDA, name="NVIDIA A100-SXM4-40GB MIG 3g.20gb", multipr
 CPU = Device(kind=Kind.CPU, name="AMD EPYC 7763")
 MI300X = Device(kind=Kind.ROCM, name="AMD Instinct MI300X", multiprocessors=304, capability=(9, 4))
 ASCEND = Device(kind=Kind.NPU, name="910B4")
-CLOSED = Compile(scope=CompileScope.REGIONAL, backend="inductor", dynamic=Dynamic.AUTO)
 
 
-def resolved(
-    asked: str, device: Device, *, book: Book = BOOK, precision: str = "bf16", **compile_: Any
-) -> ResolvedProfile:
-    settings = Compile.from_document(compile_)
-    return resolve(asked, book=book, device=device, facts=FACTS, settings=settings, precision=precision)
+def resolved(asked: str, device: Device, *, book: Book = BOOK, precision: str = "bf16", **said: Any) -> ResolvedProfile:
+    return resolve(asked, book=book, device=device, facts=FACTS, said=said, precision=precision)
 
 
 def outcomes(profile: ResolvedProfile) -> dict[str, Outcome]:
@@ -100,7 +96,7 @@ def test_published_flags_are_applied_or_absent_each_with_its_reason() -> None:
         "nvfuser_fallback": Outcome.ABSENT,
         "disable_cpp_codegen": Outcome.APPLIED,
     }
-    assert profile.settings.options == {
+    assert profile.values["options"] == {
         "triton.cudagraphs": True,
         "max_autotune": True,
         "disable_cpp_codegen": True,
@@ -111,9 +107,10 @@ def test_published_flags_are_applied_or_absent_each_with_its_reason() -> None:
 
 def test_dynamic_shapes_off_is_an_argument_and_no_option() -> None:
     profile = resolved("published", A100)
-    assert profile.settings.dynamic is Dynamic.STATIC
-    assert "dynamic" not in (profile.settings.options or {})
-    assert resolved("published", A100, dynamic="Dynamic").settings.dynamic is Dynamic.DYNAMIC
+    assert profile.values["dynamic"] is Dynamic.STATIC
+    assert "dynamic" not in profile.values["options"]
+    for said in ({"dynamic": Dynamic.DYNAMIC}, {"dynamic_dims": {"tokens": (1,)}}):
+        assert "dynamic" not in resolved("published", A100, **said).values
 
 
 def test_a_dtype_is_advice_whatever_the_profile_says() -> None:
@@ -142,20 +139,20 @@ def test_a_gpu_s_flags_mean_nothing_on_a_cpu_and_are_left_out() -> None:
     profile = resolved("published/h100", CPU)
     assert outcomes(profile)["triton.cudagraphs"] is Outcome.NOT_HERE
     assert outcomes(profile)["disable_cpp_codegen"] is Outcome.NOT_HERE
-    assert profile.settings.options == {"max_autotune": True}
+    assert profile.values == {"options": {"max_autotune": True}}
 
 
 def test_ascend_is_eager_until_measured_also_where_the_source_only_names_it() -> None:
     for asked in ("default", "published"):
         profile = resolved(asked, ASCEND)
-        assert profile.settings.scope is CompileScope.DISABLED
         assert "eager until it is measured" in profile.eager
-    assert resolved("none", ASCEND).settings.scope is CompileScope.REGIONAL
+        assert profile.values == {}
+    assert resolved("none", ASCEND).eager == ""
 
 
 def test_fp8_is_eager_everywhere() -> None:
     for device in (H100, MI300X, CPU):
-        assert resolved("default", device, precision="fp8").settings.scope is CompileScope.DISABLED
+        assert "until it is measured" in resolved("default", device, precision="fp8").eager
 
 
 def test_a_device_without_published_flags_takes_the_default_profile_and_says_so() -> None:
@@ -166,7 +163,7 @@ def test_a_device_without_published_flags_takes_the_default_profile_and_says_so(
 
 def test_an_unknown_device_gets_nothing_and_is_told() -> None:
     profile = resolved("default", Device(kind=Kind.CUDA, name="NVIDIA T4", multiprocessors=40))
-    assert profile.settings == CLOSED
+    assert profile.values == {}
     assert notices(profile) == "no hardware profile for NVIDIA T4: inductor's own defaults"
 
 
@@ -178,20 +175,14 @@ def test_a_profile_of_another_device_can_be_taken_and_must_exist() -> None:
 
 def test_the_aot_eager_of_the_source_is_told_how_to_be_had() -> None:
     profile = resolved("published", MI300X)
-    assert profile.settings.backend == "inductor"
+    assert profile.values == {"backend": "inductor"}
     assert "fallbackBackend=aot_eager: not here" in notices(profile)
 
 
-def test_options_of_the_job_go_over_the_profile_s() -> None:
-    profile = resolved("published", A100, options={"triton.cudagraphs": False, "shape_padding": True})
-    assert outcomes(profile)["triton.cudagraphs"] is Outcome.OVERRIDDEN
-    assert profile.settings.options == {"triton.cudagraphs": False, "shape_padding": True, "max_autotune": True}
-
-
-def test_a_mode_or_another_backend_of_the_job_puts_the_options_aside() -> None:
-    for said in ({"mode": "max-autotune"}, {"backend": "aot_eager"}):
+def test_a_mode_options_or_another_backend_of_the_job_put_the_profile_s_options_aside() -> None:
+    for said in ({"mode": "max-autotune"}, {"options": {"shape_padding": True}}, {"backend": "aot_eager"}):
         profile = resolved("published", A100, **said)
-        assert profile.settings.options is None
+        assert "options" not in profile.values
         assert {outcomes(profile)[name] for name in ("triton.cudagraphs", "max_autotune")} == {Outcome.OVERRIDDEN}
 
 
@@ -201,9 +192,7 @@ def test_what_the_profile_advises_against_is_noticed_also_inside_a_mode() -> Non
 
 
 def test_without_a_profile_nothing_is_touched() -> None:
-    assert resolved("none", H100, mode="max-autotune") == ResolvedProfile(
-        name="none", settings=CLOSED.model_copy(update={"mode": "max-autotune"})
-    )
+    assert resolved("none", H100, mode="max-autotune") == ResolvedProfile(name="none")
 
 
 def with_options(key: str, options: dict[str, Any]) -> Book:
@@ -233,14 +222,17 @@ def test_an_option_of_a_platform_is_judged_by_the_installed_torch(
 
 def test_a_renamed_option_is_passed_under_its_new_name() -> None:
     book = with_options("h100", {"cudagraphs": True, "max-autotune": True, "max_recompiles": 4})
-    assert resolved("default", H100, book=book).settings.options == {"triton.cudagraphs": True, "max_autotune": True}
+    assert resolved("default", H100, book=book).values["options"] == {
+        "triton.cudagraphs": True,
+        "max_autotune": True,
+    }
 
 
 def test_a_mode_or_backend_that_torch_lacks_is_absent() -> None:
     book = Book.from_document(merged(BOOK.to_document(), {"default": {"h100": {"mode": "fast", "backend": "nvfuser"}}}))
     profile = resolved("default", H100, book=book)
     assert outcomes(profile) == {"backend": Outcome.ABSENT, "mode": Outcome.ABSENT}
-    assert profile.settings == CLOSED
+    assert profile.values == {}
 
 
 def platform(tmp_path: Path, text: str) -> Book:

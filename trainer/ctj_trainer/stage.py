@@ -20,6 +20,7 @@ from ctj_trainer import progress
 from ctj_trainer.checkpoint import Checkpoints
 from ctj_trainer.compile.policy import CompilePolicy
 from ctj_trainer.compile.session import CompileSession, why_not_compiled
+from ctj_trainer.compile.sources import Layer
 from ctj_trainer.compile.verdict import Decision, stored
 from ctj_trainer.evidence import RankFigures, measure
 from ctj_trainer.gradients import Gradients
@@ -171,16 +172,33 @@ def _policy(scene: Scene) -> CompilePolicy:
     from ctj_trainer.compile.sources import environment_layer, resolve, spec_layer
 
     attempt = scene.attempt
-    policy = resolve(spec_layer(attempt.compile), environment_layer(os.environ), switches=os.environ)
-    if policy.compiles and attempt.mode is Mode.COMPILED:
-        from ctj_trainer.compile.installed import check_installed
-
-        check_installed(policy)
+    layers = (spec_layer(attempt.compile), environment_layer(os.environ))
+    policy = _profiled(scene, *layers) if attempt.mode is Mode.COMPILED else resolve(*layers, switches=os.environ)
     for text in policy.notices:
         scene.notice(text)
     if scene.ranks.rank == 0:
         log.info("%s", "\n".join(policy.lines()))
         (scene.folder / POLICY_FILE).write_text(json.dumps(policy.to_document(), indent=2) + "\n")
+    return policy
+
+
+def _profiled(scene: Scene, *layers: Layer) -> CompilePolicy:
+    """Let the hardware profile fill in what nobody said."""
+    from ctj_trainer.compile.installed import check_installed
+    from ctj_trainer.compile.profile import resolve_with_profile
+
+    attempt = scene.attempt
+    policy, profile = resolve_with_profile(
+        *layers,
+        profile=attempt.compile.profile,
+        device=scene.ranks.device,
+        precision=attempt.training.precision.value,
+        environment=os.environ,
+    )
+    if policy.compiles:
+        check_installed(policy)
+    if profile is not None:
+        log.info("%s", profile)
     return policy
 
 

@@ -112,8 +112,8 @@ def _resolved(answer: dict[str, Any]) -> list[str]:
     lines = [f"Profile {resolved['name']} with torch {answer['torch']}, {where}:"]
     if resolved["eager"]:
         return [*lines, f"  runs eager: {resolved['eager']}"]
-    settings = resolved["settings"]
-    lines.append("  torch.compile gets: " + ", ".join(f"{name}={json.dumps(v)}" for name, v in settings.items()))
+    values = [f"{name}={json.dumps(value)}" for name, value in resolved["values"].items()]
+    lines.append(f"  sets: {', '.join(values) or 'nothing'}")
     rows = [
         (f"  {flag['name']}", f"{json.dumps(flag['value'])}", flag["outcome"], flag["detail"])
         for flag in resolved["flags"]

@@ -9,7 +9,6 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from ctj_api.spec import Compile
 from ctj_trainer.hardware.book import Book, ProfileFileError, UnknownDeviceError, read_book
 from ctj_trainer.hardware.detect import Machine, detect
 from ctj_trainer.hardware.device import Device
@@ -41,7 +40,7 @@ def report(book: Book, machine: Machine, facts: TorchFacts, *, profile: str, wan
         entry = book.require(wanted)
         # Known by its entry only: what would have to be asked of the device itself stays open.
         device, asked = Device(kind=entry.kind, name=entry.title), f"{profile}/{wanted}"
-    resolved = resolve(asked, book=book, device=device, facts=facts, settings=Compile(), precision="")
+    resolved = resolve(asked, book=book, device=device, facts=facts, said={}, precision="")
     return {
         "torch": facts.version,
         "profiles": {key: {"title": entry.title} | _shown(book, profile, key) for key, entry in book.devices.items()},
@@ -67,13 +66,10 @@ def _machine(machine: Machine) -> dict[str, Any]:
 
 
 def _resolved(resolved: ResolvedProfile) -> dict[str, Any]:
-    settings = resolved.settings.to_document()
     return {
         "name": resolved.name,
         "eager": resolved.eager,
-        "settings": {
-            key: settings[key] for key in ("scope", "backend", "mode", "options", "dynamic") if key in settings
-        },
+        "values": dict(resolved.values),
         "flags": [asdict(flag) for flag in resolved.flags],
         "notices": list(resolved.notices),
     }

@@ -1,15 +1,15 @@
 """Which profile applies on this device with this torch, and what becomes of each of its flags? Pure.
 
-The job's own words win: `spec.compile.mode` and `options` go over the profile's. Nothing here changes numbers: a
+What was said elsewhere (spec, Accelerate) wins; mode and options count as one value. Nothing here changes numbers: a
 profile's dtype is advice, and options that do change them are named aloud when somebody else's file sets them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from ctj_api.spec import Compile, CompileScope, Dynamic
+from ctj_api.spec import Dynamic
 from ctj_trainer.hardware.book import Book, OptionValue, Profile
 from ctj_trainer.hardware.device import Device
 from ctj_trainer.hardware.torch_facts import TorchFacts
@@ -44,11 +44,12 @@ class Flag:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedProfile:
-    """What a profile comes to; `settings` is what torch.compile is called with."""
+    """What a profile comes to."""
 
     name: str
     """As in default/h100; `none` where nothing is looked up."""
-    settings: Compile
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """What it adds to what was said: of backend, mode, options, dynamic."""
     eager: str = ""
     """Why nothing is compiled here; empty: it is."""
     flags: tuple[Flag, ...] = ()
@@ -81,42 +82,31 @@ _CHANGES_NUMBERS = (
 
 
 def resolve(  # noqa: PLR0913  # six independent facts
-    asked: str, *, book: Book, device: Device, facts: TorchFacts, settings: Compile, precision: str
+    asked: str, *, book: Book, device: Device, facts: TorchFacts, said: Mapping[str, Any], precision: str
 ) -> ResolvedProfile:
     """Resolve `spec.compile.profile` (default, published, none, or default/DEVICE) for one device.
+
+    `said` holds what stands above a profile, by name: backend, mode, options, dynamic; absent is not said.
 
     Raises:
         UnknownDeviceError: it names a device that no entry is about.
     """
-    settings = _closed(settings)
     set_name, _, key = asked.partition("/")
     if key:
         book.require(key)
     key = key or book.entry(device.kind, device.name)
     if set_name == NONE:
-        return ResolvedProfile(name=NONE, settings=settings)
+        return ResolvedProfile(name=NONE)
     profile, name, notices = _looked_up(book, set_name, key, device)
     eager = book.eager_precisions.get(precision, "") or profile.eager
     if eager:
-        settings = settings.model_copy(update={"scope": CompileScope.DISABLED})
-        return ResolvedProfile(name=name, settings=settings, eager=eager, notices=(*notices, f"{name}: {eager}"))
-    flags = [*_flags(profile, device, facts, settings), *_dtype(profile, precision)]
-    changed = _changed(flags, settings)
+        return ResolvedProfile(name=name, eager=eager, notices=tuple(notices))
+    flags = [*_flags(profile, device, facts, said), *_dtype(profile, precision)]
+    values = _values(flags)
     notices += [f"{name}: the source contradicts itself: {text}" for text in profile.contradictions]
-    notices += _avoided(profile, changed, facts)
+    notices += _avoided(profile, {**values, **said}, facts)
     notices += [f"{name}: {flag}" for flag in flags if flag.outcome in {Outcome.ABSENT, Outcome.NOT_HERE}]
-    return ResolvedProfile(name=name, settings=changed, flags=tuple(flags), notices=tuple(notices))
-
-
-def _closed(settings: Compile) -> Compile:
-    """Return the settings as they are without a profile."""
-    return settings.model_copy(
-        update={
-            "scope": settings.scope or CompileScope.REGIONAL,
-            "backend": settings.backend or INDUCTOR,
-            "dynamic": settings.dynamic or Dynamic.AUTO,
-        }
-    )
+    return ResolvedProfile(name=name, values=values, flags=tuple(flags), notices=tuple(notices))
 
 
 def _looked_up(book: Book, set_name: str, key: str, device: Device) -> tuple[Profile, str, list[str]]:
@@ -135,10 +125,10 @@ def _looked_up(book: Book, set_name: str, key: str, device: Device) -> tuple[Pro
     )
 
 
-def _flags(profile: Profile, device: Device, facts: TorchFacts, settings: Compile) -> list[Flag]:
+def _flags(profile: Profile, device: Device, facts: TorchFacts, said: Mapping[str, Any]) -> list[Flag]:
     flags = []
     if profile.backend:
-        flags.append(_backend(profile.backend, facts, settings))
+        flags.append(_backend(profile.backend, facts, said))
     if profile.fallback_backend:
         detail = "torch.compile takes one backend, and a failing region falls back to eager; for this one write it in "
         flags.append(
@@ -150,16 +140,16 @@ def _flags(profile: Profile, device: Device, facts: TorchFacts, settings: Compil
             )
         )
     if profile.mode:
-        flags.append(_mode(profile.mode, facts, settings))
-    flags += [_option(name, value, device, facts, settings) for name, value in profile.options.items()]
+        flags.append(_mode(profile.mode, facts, said))
+    flags += [_option(name, value, device, facts, said) for name, value in profile.options.items()]
     if profile.dynamic is not None:
-        flags.append(_dynamic(profile.dynamic, settings))
+        flags.append(_dynamic(profile.dynamic, said))
     return flags
 
 
-def _backend(backend: str, facts: TorchFacts, settings: Compile) -> Flag:
-    if settings.backend not in {INDUCTOR, backend}:
-        outcome, detail = Outcome.OVERRIDDEN, f"spec.compile.backend is {settings.backend}"
+def _backend(backend: str, facts: TorchFacts, said: Mapping[str, Any]) -> Flag:
+    if said.get("backend", backend) != backend:
+        outcome, detail = Outcome.OVERRIDDEN, f"the job says {said['backend']}"
     elif backend not in facts.backends:
         outcome, detail = Outcome.ABSENT, f"torch {facts.version} has no such backend"
     else:
@@ -167,9 +157,9 @@ def _backend(backend: str, facts: TorchFacts, settings: Compile) -> Flag:
     return Flag(name="backend", value=backend, outcome=outcome, detail=detail)
 
 
-def _mode(mode: str, facts: TorchFacts, settings: Compile) -> Flag:
-    if said := _said(settings):
-        outcome, detail = Outcome.OVERRIDDEN, said
+def _mode(mode: str, facts: TorchFacts, said: Mapping[str, Any]) -> Flag:
+    if over := _in_the_way(said):
+        outcome, detail = Outcome.OVERRIDDEN, over
     elif mode not in facts.modes:
         outcome, detail = Outcome.ABSENT, f"torch {facts.version} has no such mode"
     else:
@@ -177,24 +167,21 @@ def _mode(mode: str, facts: TorchFacts, settings: Compile) -> Flag:
     return Flag(name="mode", value=mode, outcome=outcome, detail=detail)
 
 
-def _said(settings: Compile) -> str:
-    """What the job itself says that a profile's mode cannot stand beside."""
-    if settings.backend != INDUCTOR:
-        return f"spec.compile.backend is {settings.backend}, which takes no options"
-    if settings.mode is not None:
-        return f"spec.compile.mode is {settings.mode}"
-    return "spec.compile.options are given" if settings.options is not None else ""
+def _in_the_way(said: Mapping[str, Any]) -> str:
+    """What the job says that a profile's mode or options cannot stand beside."""
+    if said.get("backend", INDUCTOR) != INDUCTOR:
+        return f"the job's backend {said['backend']} takes none"
+    if "mode" in said:
+        return f"the job's mode is {said['mode'] or 'default'}"
+    return "the job gives options of its own" if "options" in said else ""
 
 
-def _option(name: str, value: OptionValue, device: Device, facts: TorchFacts, settings: Compile) -> Flag:
+def _option(name: str, value: OptionValue, device: Device, facts: TorchFacts, said: Mapping[str, Any]) -> Flag:
     written = name.replace("-", "_")
     known = written if written in facts.options else _RENAMED.get(written, "")
     outcome, detail = _verdict(written, known, value, device, facts)
-    if outcome in {Outcome.APPLIED, Outcome.RENAMED} and known:
-        if settings.mode is not None or settings.backend != INDUCTOR:
-            outcome, detail = Outcome.OVERRIDDEN, _said(settings)
-        elif known in (settings.options or {}):
-            outcome, detail = Outcome.OVERRIDDEN, "spec.compile.options sets it"
+    if known and outcome in {Outcome.APPLIED, Outcome.RENAMED} and (over := _in_the_way(said)):
+        outcome, detail = Outcome.OVERRIDDEN, over
     return Flag(name=name, value=value, outcome=outcome, detail=detail)
 
 
@@ -222,9 +209,10 @@ def _fits(value: OptionValue, wanted: str) -> bool:
     return isinstance(value, {"bool": bool, "int": int, "float": float, "str": str}[wanted])
 
 
-def _dynamic(dynamic: Dynamic, settings: Compile) -> Flag:
-    if settings.dynamic is not Dynamic.AUTO:
-        outcome, detail = Outcome.OVERRIDDEN, f"spec.compile.dynamic is {settings.dynamic}"
+def _dynamic(dynamic: Dynamic, said: Mapping[str, Any]) -> Flag:
+    over = next((name for name in ("dynamic", "dynamic_dims") if name in said), "")
+    if over:
+        outcome, detail = Outcome.OVERRIDDEN, f"the job gives {over} itself"
     else:
         outcome, detail = Outcome.APPLIED, "an argument of torch.compile"
     return Flag(name="dynamic", value=dynamic.value, outcome=outcome, detail=detail)
@@ -238,30 +226,28 @@ def _dtype(profile: Profile, precision: str) -> list[Flag]:
     return [Flag(name="dtype", value=profile.dtype, outcome=Outcome.ADVICE, detail=detail)]
 
 
-def _changed(flags: Iterable[Flag], settings: Compile) -> Compile:
-    """Lay what applies below what the job says."""
-    update: dict[str, Any] = {}
+def _values(flags: Iterable[Flag]) -> dict[str, Any]:
+    """Put together what applies."""
+    values: dict[str, Any] = {}
     options: dict[str, OptionValue] = {}
     for flag in flags:
-        if flag.outcome not in {Outcome.APPLIED, Outcome.RENAMED}:
-            continue
         written = flag.name.replace("-", "_")
+        if flag.outcome not in {Outcome.APPLIED, Outcome.RENAMED} or written in _ELSEWHERE:
+            continue
         if flag.name in {"backend", "mode"}:
-            update[flag.name] = flag.value
+            values[flag.name] = flag.value
         elif flag.name == "dynamic":
-            update["dynamic"] = Dynamic(str(flag.value))
-        elif written not in _ELSEWHERE:
+            values["dynamic"] = Dynamic(str(flag.value))
+        else:
             options[_RENAMED.get(written, written)] = flag.value
-    if options:
-        update["options"] = options | (settings.options or {})
-    return settings.model_copy(update=update)
+    return values | ({"options": options} if options else {})
 
 
-def _avoided(profile: Profile, settings: Compile, facts: TorchFacts) -> list[str]:
-    """Name what the job sets although this device's profile advises against it."""
-    chosen = {**facts.modes.get(settings.mode or "", {}), **(settings.options or {})}
+def _avoided(profile: Profile, chosen: Mapping[str, Any], facts: TorchFacts) -> list[str]:
+    """Name what is on although this device's profile advises against it."""
+    options = {**facts.modes.get(chosen.get("mode") or "", {}), **(chosen.get("options") or {})}
     return [
         f"{name} is on, against the advice for this device: {profile.avoid[name]}"
-        for name, value in chosen.items()
+        for name, value in options.items()
         if value and name in profile.avoid
     ]
