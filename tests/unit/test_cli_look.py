@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from tests.unit.workplace import Workplace, job_document
 
+from ctj_api.attempt import Mode
+from ctj_api.status import HoldState, StageStatus, Status
 from ctj_operator.local.files import replace_json
 from ctj_operator.local.lock import hold
 from ctj_operator.local.store import Store
@@ -122,6 +124,23 @@ def test_explaining_a_job_that_was_stopped_names_the_command_that_goes_on(place:
     out = place.ctj("explain", "tiny").out
     assert "Not being run by any process" in out
     assert "ctj run ctj-runs/tiny" in out
+
+
+def test_explain_shows_step_times_and_after_how_many_steps_compiling_pays(place: Workplace, store: Store) -> None:
+    verdict = {"mode": "Compiled", "reason": "Correct", "eagerStepSeconds": 0.5, "compiledStepSeconds": 0.4}
+    report = {"attempt": 1, "stage": "single", "exitCode": 0, "compile": {**verdict, "breakEvenSteps": 120}}
+    (store.checkpoints / "attempt-00001").mkdir(parents=True)
+    replace_json(store.checkpoints / "attempt-00001" / "report.json", report)
+    stage = StageStatus(name="single", mode=Mode.COMPILED, compile_reason="Correct")
+    store.write_status(Status(attempt=1, stage="single", ladder=[stage]), over=0)
+    out = place.ctj("explain", "tiny").out
+    assert "Correct (a step takes 0.5 s eager, 0.4 s compiled; compiling pays for itself after 120 steps)" in out
+
+
+def test_explain_shows_since_when_a_job_is_held(place: Workplace, store: Store) -> None:
+    held = HoldState(since="2026-01-01T00:00:00Z", deadline="2026-01-02T00:00:00Z", reason="GateInconclusive")
+    store.write_status(Status(hold=held), over=0)
+    assert "(since 2026-01-01T00:00:00Z, until 2026-01-02T00:00:00Z)" in place.ctj("explain", "tiny").out
 
 
 def test_logs_can_be_cut_down_to_one_rank(place: Workplace, store: Store) -> None:

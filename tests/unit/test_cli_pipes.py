@@ -72,6 +72,17 @@ def test_a_run_whose_reader_is_gone_ends_as_the_job_did_and_writes_its_page(plac
     assert (place.job_folder / "report.html").exists()
 
 
+def test_a_run_that_is_refused_with_nobody_reading_says_so_and_only_so(place: Workplace) -> None:
+    reading, writing = os.pipe()
+    process = subprocess.Popen([*CTJ, "run", "nowhere.yaml"], stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    os.close(reading)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert err.startswith("ctj: nowhere.yaml")
+    assert len(err.splitlines()) == 1
+
+
 @pytest.mark.parametrize("command", ["validate", "run"])
 def test_a_file_that_is_far_too_large_is_refused_unread(place: Workplace, command: str) -> None:
     large = place.folder / "large.yaml"

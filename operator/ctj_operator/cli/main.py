@@ -10,6 +10,7 @@ import typer
 
 from ctj_api import __version__
 from ctj_operator.cli import DEFAULT_WORK_DIR
+from ctj_operator.cli.pipes import said
 from ctj_operator.local.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -278,7 +279,7 @@ def main() -> None:
         print(f"ctj: {error}", file=sys.stderr)
         sys.exit(int(error.exit_code))
     finally:
-        sys.stdout.flush()
+        said()
         signal.signal(signal.SIGPIPE, before)
 
 

@@ -12,7 +12,8 @@ from ctj_api.spec import Spec
 from ctj_operator.cli import DEFAULT_WORK_DIR, summary
 from ctj_operator.cli.documents import admitted, admitted_update, read
 from ctj_operator.cli.lines import JsonScreen
-from ctj_operator.cli.screens import said, screen_for_output
+from ctj_operator.cli.pipes import said
+from ctj_operator.cli.screens import screen_for_output
 from ctj_operator.local import prerequisites, strays
 from ctj_operator.local.lock import InUseError, hold
 from ctj_operator.local.processes import Launch, trainer_command, trainer_python

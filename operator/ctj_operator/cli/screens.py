@@ -1,6 +1,5 @@
 """Which view fits where the output goes; and a view that is gone must not end a training."""
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,16 +24,6 @@ def screen_for_output(*, json: bool, plain: bool) -> Iterator[Screen]:
 
         with LiveScreen(Console()) as screen:
             yield Forgiving(screen)
-
-
-def said(say: Callable[[], None]) -> None:
-    """Say the last words of a run; where nobody listens any more, they are lost and nothing else is."""
-    try:
-        say()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # What is still buffered goes nowhere, or the interpreter would complain of it at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Forgiving:

@@ -63,12 +63,12 @@ class Supervisor:
         self._notices: list[str] = []
         self._stop: Stop | None = None
         self._ended_well = False
-        limits = Patience(
+        patience = Patience(
             heartbeat=settings.heartbeat_seconds,
             step=settings.hang_seconds,
             compile=settings.attempt.compile.timeout_seconds,
         )
-        self._watch = Watch(limits, now=time.monotonic(), many_pods=settings.nodes > 1)
+        self._watch = Watch(patience, now=time.monotonic(), many_pods=settings.nodes > 1)
         self._oom_kills = oom_kills()
 
     def run(self) -> int:
