@@ -35,10 +35,13 @@ class Strategy(StrEnum):
 
 
 class Precision(StrEnum):
-    """Type of parameters and activations in forward and backward; optimizer state is always fp32."""
+    """Type of parameters and activations in forward and backward; optimizer state is always fp32.
+
+    fp16 scales its loss: a step whose gradients overflow is skipped, and the scale halved."""
 
     FP32 = "fp32"
     BF16 = "bf16"
+    FP16 = "fp16"
 
 
 class ActivationCheckpointing(StrEnum):
@@ -112,6 +115,7 @@ class Measurement(StrEnum):
     STEP_TIME_P50_SECONDS = "stepTimeP50Seconds"
     STEP_TIME_P95_SECONDS = "stepTimeP95Seconds"
     FINAL_LOSS = "finalLoss"
+    SKIPPED_STEPS = "skippedSteps"
 
 
 class Volume(Contract):

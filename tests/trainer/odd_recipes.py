@@ -25,11 +25,14 @@ class Block(nn.Module):
         self.calls = 0
         self.register_buffer("mean", torch.zeros(WIDTH))
         self.keeps_statistics = oddity == "statistics"
+        self.looks_at_distances = oddity == "distances"
 
     def forward(self, x: Tensor) -> Tensor:
         if self.counts_calls:
             self.calls += 1  # an int attribute: a new guard, and a new graph, for every call
         y = self.dropout(torch.tanh(self.linear(x)))
+        if self.looks_at_distances:
+            y = y + torch.pdist(y.flatten(0, 1)).mean()
         if self.keeps_statistics:
             self.mean.mul_(0.9).add_(y.detach().mean(dim=(0, 1)), alpha=0.1)
         return x + y * (1 + self.calls * 1e-9)
@@ -79,6 +82,8 @@ def build(config: dict[str, Any], context: RecipeContext) -> Recipe:
             raise KeyError("a mistake in somebody's loss")
         logits = model(batch["tokens"])
         total = F.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten(), reduction="sum", ignore_index=-100)
+        if oddity == "infinite_gradient":
+            total = total + (logits.float().sum() * 0).sqrt()  # finite itself, with an infinite slope
         if oddity == "not_a_number":
             total = total * float("nan")
         return total, (batch["targets"] != -100).sum()

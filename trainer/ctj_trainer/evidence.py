@@ -55,7 +55,7 @@ def measure(
 ) -> dict[Measurement, float]:
     """Every measurement this stage has; what was not measured is absent. `throughputRatio` takes two stages."""
     records = [steps[step] for step in sorted(steps)]
-    non_finite = [r for r in records if not (math.isfinite(r.loss) and math.isfinite(r.grad_norm))]
+    non_finite = [r for r in records if not (r.skipped or (math.isfinite(r.loss) and math.isfinite(r.grad_norm)))]
     ratios = [r.memory_peak_ratio for r in ranks if r.memory_peak_ratio is not None]
     found: dict[Measurement, float | None] = {
         Measurement.NON_FINITE_STEPS: len(non_finite),
@@ -64,6 +64,7 @@ def measure(
         Measurement.GRAPH_BREAKS: max(r.graph_breaks for r in ranks),
         Measurement.COMPILE_SECONDS: max(r.compile_seconds for r in ranks),
         Measurement.FINAL_LOSS: records[-1].loss if records else None,
+        Measurement.SKIPPED_STEPS: sum(r.skipped for r in records),
     }
     if verdict is not None:
         found[Measurement.PROBE_LOSS_RELATIVE] = verdict.probe_loss_relative

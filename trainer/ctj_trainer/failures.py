@@ -12,6 +12,7 @@ from ctj_trainer.compile.policy import CompileConfigError
 from ctj_trainer.loop import NonFiniteError
 from ctj_trainer.messages import MessageError
 from ctj_trainer.recipe import DataError, RecipeError
+from ctj_trainer.strategies.foundation import PrecisionUnavailableError
 from ctj_trainer.strategies.zero3 import StrategyUnavailableError
 
 
@@ -24,6 +25,7 @@ _BY_CLASS: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (BatchError, ExitCode.CONFIGURATION),
     (CompileConfigError, ExitCode.CONFIGURATION),
     (StrategyUnavailableError, ExitCode.CONFIGURATION),
+    (PrecisionUnavailableError, ExitCode.CONFIGURATION),
     (MismatchError, ExitCode.CONFIGURATION),
     (DataError, ExitCode.DATA_OR_STORAGE),
     (StorageError, ExitCode.DATA_OR_STORAGE),

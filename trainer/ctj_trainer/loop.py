@@ -17,6 +17,7 @@ from ctj_trainer.compile.probe import Outcome
 from ctj_trainer.compile.session import CompileSession
 from ctj_trainer.compile.verdict import Cause
 from ctj_trainer.gradients import COUNTING_NOTICE, Gradients, StepLoss
+from ctj_trainer.loss_scale import FLOOR
 from ctj_trainer.optimizer import Schedule
 from ctj_trainer.ranks import Ranks
 from ctj_trainer.records import StepRecord, forget_old
@@ -86,6 +87,8 @@ class Loop:
         asked, complaint = self._vote(parts.session.look(step))
         rate = self._schedule.learning_rate(step)
         norm = self._update(loss, rate)
+        scale = parts.prepared.loss_scale
+        skipped = scale is not None and scale.skipped and math.isfinite(loss.loss)
         seconds = time.perf_counter() - began
         facts = parts.session.facts
         record = StepRecord(
@@ -103,6 +106,8 @@ class Loop:
             recompiles=facts.recompiles,
             graphs=facts.graphs,
             compile_seconds=facts.compile_seconds,
+            skipped=skipped,
+            loss_scale=scale.state.scale if scale else None,
             at=time.time(),
         )
         self._publish(record, asked)
@@ -119,9 +124,17 @@ class Loop:
 
         def run(seed: int) -> Outcome:
             loss = parts.gradients.compute(step, batch, seed_offset=seed)
-            return Outcome(loss=loss.loss, grad_norm=parts.prepared.discard_gradients())
+            norm = parts.prepared.discard_gradients()
+            if math.isfinite(norm) or scale is None or scale.state.scale <= FLOOR:
+                return Outcome(loss=loss.loss, grad_norm=norm)
+            scale.learn(norm)  # an overflow compares nothing
+            return run(seed)
 
+        scale = parts.prepared.loss_scale
+        before = scale.state if scale else None
         parts.session.run_probe(run, parts.prepared)
+        if scale is not None and before is not None:
+            scale.state, scale.skipped = before, False
         self._announce()
 
     def _vote(self, complaint: str) -> tuple[Request, str]:
@@ -140,7 +153,8 @@ class Loop:
         if not math.isfinite(loss.loss):
             self.parts.prepared.discard_gradients()
             return math.nan
-        return self.parts.prepared.step(learning_rate=rate, clip=self._clip)
+        norm = self.parts.prepared.step(learning_rate=rate, clip=self._clip)
+        return norm if math.isfinite(norm) else math.inf  # inf or nan depends on the order of a sum over ranks
 
     def _publish(self, record: StepRecord, asked: Request) -> None:
         parts = self.parts
@@ -152,7 +166,7 @@ class Loop:
             num_samples=parts.attempt.training.global_batch_size // parts.ranks.world_size,
             sequence=asked.sequence,
         )
-        if not (math.isfinite(record.loss) and math.isfinite(record.grad_norm)):
+        if not (record.skipped or (math.isfinite(record.loss) and math.isfinite(record.grad_norm))):
             parts.telemetry.non_finite()
             raise NonFiniteError(
                 f"step {record.step}: loss {record.loss:g}, gradient norm {record.grad_norm:g}; nothing was updated or "

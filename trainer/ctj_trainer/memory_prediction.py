@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from ctj_api.report import MemoryPrediction
 from ctj_api.spec import ActivationCheckpointing, Precision, Stage, Strategy, Training
 from ctj_trainer.memory import process_limit
+from ctj_trainer.strategies.foundation import HALF
 
 Loss = Callable[[nn.Module, Mapping[str, Tensor]], tuple[Tensor, Tensor]]
 
 _FP32 = 4
-_BF16 = 2
+_HALF = 2
 _ADAM = 2 * _FP32  # exp_avg and exp_avg_sq, kept in fp32 by every strategy
 
 
@@ -124,7 +125,7 @@ def state_bytes(size: ModelSize, *, stage: Stage, precision: Precision) -> int:
 def _fsdp_bytes(size: ModelSize, world: int, precision: Precision) -> int:
     """Shards in fp32; gathered at the peak: the root group for the whole step, one block and the prefetched next one,
     and one block's unsharded gradient (Zhao et al. 2023, "PyTorch FSDP", section 3; FSDP2 keeps the root gathered)."""
-    wide = _BF16 if precision is Precision.BF16 else _FP32
+    wide = _FP32 if precision is Precision.FP32 else _HALF
     sharded = (size.parameters * _FP32 + size.trainable * (_FP32 + _ADAM)) // world
     gathered = (size.outside_blocks + 2 * size.largest_block) * wide + size.largest_block * wide
     return sharded + gathered
@@ -133,7 +134,7 @@ def _fsdp_bytes(size: ModelSize, world: int, precision: Precision) -> int:
 def _zero3_bytes(size: ModelSize, world: int, precision: Precision) -> int:
     """Shards of working weights, their fp32 copy, gradients and AdamW's state (Rajbhandari et al. 2020, "ZeRO", section
     3.1: 2 + 2 + 12 bytes; DeepSpeed keeps the fp32 copy in fp32 runs too), and one gathered block with its gradient."""
-    work = _BF16 if precision is Precision.BF16 else _FP32
+    work = _FP32 if precision is Precision.FP32 else _HALF
     sharded = (size.parameters * work + size.trainable * (work + _FP32 + _ADAM)) // world
     return sharded + (size.outside_blocks + 2 * size.largest_block) * work
 
@@ -148,7 +149,7 @@ def count_activations(model: nn.Module, workload: Workload, precision: Precision
 
     blocks = {name for name, module in model.named_modules() if any(module is block for block in workload.blocks)}
     device, micro = workload.device, workload.micro_batch_size
-    autocast = torch.autocast(device.type, torch.bfloat16) if precision is Precision.BF16 else nullcontext()
+    autocast = torch.autocast(device.type, HALF[precision]) if precision in HALF else nullcontext()
     twin = copy.deepcopy(model)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), autocast:

@@ -33,6 +33,8 @@ class StepRecord(Contract):
     graphs: int = 0
     compile_seconds: float = 0.0
     memory_bytes: int = 0
+    skipped: bool = False  # fp16 gradients overflowed: no update, and a smaller loss scale from the next step on
+    loss_scale: float | None = None
     at: float | None = None  # end of the step, seconds since the epoch
 
 

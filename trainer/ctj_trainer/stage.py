@@ -32,6 +32,7 @@ from ctj_trainer.recipe import Recipe, RecipeContext, blocks_of, load_recipe
 from ctj_trainer.records import stage_history
 from ctj_trainer.requests import Requests
 from ctj_trainer.strategies import prepare
+from ctj_trainer.strategies.foundation import no_kernel
 from ctj_trainer.strategies.prepared import Prepared
 from ctj_trainer.telemetry import Telemetry
 
@@ -115,6 +116,9 @@ def _trained(scene: Scene, loop: Loop, memory: Sequence[MemoryPrediction]) -> st
         _report(scene, loop, memory, ExitCode.NON_FINITE)
         raise
     except Exception as error:
+        refused = no_kernel(error, scene.attempt.training)
+        if refused is not None:
+            raise refused from error
         from ctj_trainer.failures import CompiledCodeError, kind_of
 
         reason = loop.parts.session.blame(error) if kind_of(error) is ExitCode.USER_CODE else ""

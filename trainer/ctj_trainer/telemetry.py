@@ -110,6 +110,9 @@ class Telemetry:
         metrics.set("ctj_train_step", record.step)
         metrics.set("ctj_train_loss", record.loss)
         metrics.set("ctj_train_grad_norm", record.grad_norm)
+        if record.loss_scale is not None:
+            metrics.set("ctj_train_loss_scale", record.loss_scale)
+            metrics.add("ctj_train_skipped_total", record.skipped)
         metrics.add("ctj_train_samples_total", num_samples)
         metrics.add("ctj_train_tokens_total", record.tokens / self._world_size)
         metrics.observe("ctj_train_step_seconds", record.seconds)

@@ -78,10 +78,11 @@ LIMITS = (
         {"spec.ladder.1.strategy": "fsdp2"},
         'spec.ladder[1].strategy is "fsdp2"; must be one of single, ddp, fsdp, zero3; did you',
     ),
+    good("fp16", {"spec.training.precision": "fp16"}),
     bad(
-        "a precision of another issue",
-        {"spec.training.precision": "fp16"},
-        'spec.training.precision is "fp16"; must be one of fp32, bf16',
+        "a precision that no strategy has",
+        {"spec.training.precision": "fp8"},
+        'spec.training.precision is "fp8"; must be one of fp32, bf16, fp16',
     ),
     bad(
         "a strategy in capitals",

@@ -41,7 +41,7 @@ def newest_sound(site: Site) -> Committed | None:
 
 
 def read_into(prepared: Prepared, checkpoint: Committed, *, group: dist.ProcessGroup) -> None:
-    """Restore model and optimizer. Collective.
+    """Restore model, optimizer and loss scale. Collective.
 
     Raises:
         MismatchError: the checkpoint is of another model.
@@ -59,6 +59,8 @@ def read_into(prepared: Prepared, checkpoint: Committed, *, group: dist.ProcessG
             ) from error
 
     prepared.load_state(read)
+    if prepared.loss_scale is not None and checkpoint.manifest.loss_scale is not None:
+        prepared.loss_scale.state = checkpoint.manifest.loss_scale
 
 
 def _readable(site: Site) -> list[Committed]:

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError
 from ctj_api.model import Contract
 from ctj_api.names import MANIFEST_FILE
 from ctj_api.spec import Strategy
+from ctj_trainer.loss_scale import LossScaleState
 
 VERSION = 1
 _BLOCK_BYTES = 4 * 2**20
@@ -34,6 +35,7 @@ class Manifest(Contract):
     parameters: Annotated[int, Field(description="Elements of all weights.")]
     samples: Annotated[int, Field(description="Position in the endless stream of samples.")]
     finite: Annotated[bool, Field(description="Loss and gradient norm of the step were finite.")]
+    loss_scale: LossScaleState | None = None
     files: dict[str, FileRecord]
 
 

@@ -61,6 +61,7 @@ def write_checkpoint(prepared: Prepared, description: Description, site: Site) -
             parameters=prepared.num_elements,
             samples=description.samples,
             finite=description.finite,
+            loss_scale=prepared.loss_scale.state if prepared.loss_scale else None,
             files=files,
         )
         from_first(group, lambda: _commit(folder, manifest, site))

@@ -19,7 +19,7 @@ class Ddp(Optimized):
         replicated = DistributedDataParallel(
             inner, device_ids=[device.index] if device.type == "cuda" else None, gradient_as_bucket_view=True
         )
-        super().__init__(replicated, inner, training)
+        super().__init__(replicated, inner, training, averaged_over=dist.get_world_size())
         self._replicated = replicated
 
     @contextmanager

@@ -9,6 +9,8 @@ from torch.utils.checkpoint import checkpoint
 from ctj_api.spec import ActivationCheckpointing, Precision, Training
 from ctj_trainer.recipe import Recipe, blocks_of
 
+HALF = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+
 
 def build_inner(recipe: Recipe, training: Training, *, device: torch.device) -> nn.Module:
     """Build the recipe's module on the CPU, seeded, so that no strategy or device starts from other weights."""
@@ -19,9 +21,27 @@ def build_inner(recipe: Recipe, training: Training, *, device: torch.device) -> 
     if training.activation_checkpointing is ActivationCheckpointing.BLOCKS:
         for block in blocks_of(model, recipe):
             recompute_in_backward(block)
-    if training.precision is Precision.BF16:
-        run_in_bf16(model, device_type=device.type)
+    if training.precision in HALF:
+        run_in_half(model, device_type=device.type, dtype=HALF[training.precision])
     return model
+
+
+class PrecisionUnavailableError(RuntimeError):
+    """The device cannot compute an operation of the model in the chosen precision."""
+
+
+# torch's own kernels, its linear algebra, its FFT; oneDNN's (an LSTM that is fed fp32).
+_NO_KERNEL = ("not implemented for 'Half'", "Got Half", "dtype Half", "could not create a primitive")
+
+
+def no_kernel(error: BaseException, training: Training) -> PrecisionUnavailableError | None:
+    """Say what to do where fp16 meets an operation without a kernel for it; None for any other error."""
+    if training.precision is not Precision.FP16 or not any(text in str(error) for text in _NO_KERNEL):
+        return None
+    return PrecisionUnavailableError(
+        f"spec.training.precision is fp16: an operation of the model has no fp16 kernel on this device "
+        f"({str(error).splitlines()[0][:200]}); use bf16 or fp32"
+    )
 
 
 def recompute_in_backward(block: nn.Module) -> None:
@@ -34,14 +54,14 @@ def recompute_in_backward(block: nn.Module) -> None:
     block.forward = forward
 
 
-def run_in_bf16(model: nn.Module, *, device_type: str) -> None:
-    """Compute in bf16 with fp32 weights, gradients and optimizer, under every strategy alike.
+def run_in_half(model: nn.Module, *, device_type: str, dtype: torch.dtype) -> None:
+    """Compute in two bytes with fp32 weights, gradients and optimizer, under every strategy alike.
 
     Autocast sits inside the forward, so the loop, the loss and the backward know nothing of it (and DeepSpeed, which
     switches autocast off around its module, cannot). No cache of cast weights: under sharding it would hold every
     block's gathered weights until the end of the forward.
     """
-    forward = torch.autocast(device_type, dtype=torch.bfloat16, cache_enabled=False)(model.forward)
+    forward = torch.autocast(device_type, dtype=dtype, cache_enabled=False)(model.forward)
     model.forward = forward
 
 

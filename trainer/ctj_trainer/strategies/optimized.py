@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ctj_api.spec import Training
+from ctj_trainer.loss_scale import LossScale
 from ctj_trainer.optimizer import build_adamw, create_state, set_learning_rate
 from ctj_trainer.strategies.foundation import named_tensors
 from ctj_trainer.strategies.prepared import ReadTensors
@@ -18,10 +19,11 @@ from ctj_trainer.strategies.prepared import ReadTensors
 class Optimized:
     """A module whose parameters this process updates itself."""
 
-    def __init__(self, model: nn.Module, inner: nn.Module, training: Training) -> None:
+    def __init__(self, model: nn.Module, inner: nn.Module, training: Training, *, averaged_over: int = 1) -> None:
         self.model = model
         self.inner = inner
         self.optimizer = build_adamw(inner, training)
+        self.loss_scale = LossScale.of(training, averaged_over=averaged_over)
         self._trainable = {name: p for name, p in inner.named_parameters() if p.requires_grad}
         create_state(self.optimizer, self._trainable.values())
         self.num_elements = sum(tensor.numel() for tensor in named_tensors(inner).values())
@@ -33,7 +35,9 @@ class Optimized:
         yield
 
     def backward(self, loss: Tensor) -> None:
-        """Plain backward."""
+        """Plain backward, of the scaled loss under fp16."""
+        if self.loss_scale is not None:
+            loss = loss.float() * self.loss_scale.factor  # an fp16 loss itself would overflow
         loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self, *, learning_rate: float, clip: float) -> float:
@@ -41,10 +45,14 @@ class Optimized:
         norm = self._gradient_norm()
         value = float(norm)
         if math.isfinite(value):
+            if self.loss_scale is not None:
+                torch._foreach_mul_(self._gradients(), 1.0 / self.loss_scale.factor)
             if clip > 0:
                 clip_grads_with_norm_(list(self._trainable.values()), clip, norm)
             set_learning_rate(self.optimizer, learning_rate)
             self.optimizer.step()
+        if self.loss_scale is not None:
+            self.loss_scale.learn(value)
         self.optimizer.zero_grad(set_to_none=True)
         return value
 
@@ -75,6 +83,9 @@ class Optimized:
         self.optimizer.zero_grad(set_to_none=True)
 
     def _gradient_norm(self) -> Tensor:
-        gradients = [p.grad for p in self._trainable.values() if p.grad is not None]
-        norm = get_total_norm(gradients)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+        norm = get_total_norm(self._gradients())
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        return norm if self.loss_scale is None else norm / self.loss_scale.factor
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self._trainable.values() if p.grad is not None]

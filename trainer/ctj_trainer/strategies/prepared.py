@@ -6,6 +6,8 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from ctj_trainer.loss_scale import LossScale
+
 ReadTensors = Callable[[dict[str, Tensor]], None]
 """Fill the given tensors in place from a checkpoint, by name."""
 
@@ -19,6 +21,8 @@ class Prepared(Protocol):
     """The recipe's module itself; its parameter names are the checkpoint's names."""
     num_elements: int
     """Elements of all weights, over all ranks; what a complete checkpoint must hold."""
+    loss_scale: LossScale | None
+    """Of fp16; applied in `backward`, taken off again before anybody sees a gradient or its norm."""
 
     def accumulating(self, *, last: bool) -> AbstractContextManager[None]:
         """Enter for forward and backward of each micro batch; gradients are synchronised only in the last one where
@@ -31,7 +35,7 @@ class Prepared(Protocol):
     def step(self, *, learning_rate: float, clip: float) -> float:
         """Clip (0: do not), update, zero the gradients; return the global gradient norm before clipping.
 
-        A norm that is not finite leaves weights and optimizer as they were."""
+        A norm that is not finite leaves weights and optimizer as they were; `loss_scale` learns from it."""
 
     def discard_gradients(self) -> float:
         """Return the global gradient norm and zero the gradients without an update (for probes)."""

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ctj_api.spec import Training
+from ctj_trainer.loss_scale import LossScale
 from ctj_trainer.optimizer import build_adamw, create_state, set_learning_rate
 from ctj_trainer.prebuild import hand_over
 from ctj_trainer.strategies.foundation import named_tensors
@@ -91,6 +92,7 @@ class Zero3:
         engine, *_ = deepspeed.initialize(model=inner, optimizer=build_adamw(inner, training), config=settings)
         self.model = engine
         self._engine = engine
+        self.loss_scale = LossScale.of(training, averaged_over=dist.get_world_size())
         self._adamw = engine.optimizer.optimizer
         self._flat_groups = engine.optimizer.fp32_partitioned_groups_flat
         # DeepSpeed would create the state in the first step; before that, restoring into it fails silently.
@@ -104,17 +106,22 @@ class Zero3:
 
     def backward(self, loss: Tensor) -> None:
         """DeepSpeed divides by the number of processes (always) and of micro batches (not if told so)."""
-        self._engine.backward(loss * dist.get_world_size(), scale_wrt_gas=False)
+        if self.loss_scale is not None:
+            # DeepSpeed applies it, and takes it off when it clips. Its own scaler comes only with fp16 weights.
+            self._engine.optimizer.override_loss_scale(self.loss_scale.factor)
+        self._engine.backward(loss.float() * dist.get_world_size(), scale_wrt_gas=False)
 
     def step(self, *, learning_rate: float, clip: float) -> float:
         """Clip, update, zero; DeepSpeed itself skips the update if a gradient is not finite."""
         norm = self._gradient_norm()
-        if not math.isfinite(norm):
+        if math.isfinite(norm):
+            self._engine.optimizer.clip_grad = clip
+            set_learning_rate(self._adamw, learning_rate)
+            self._engine.step()
+        else:
             self._engine.optimizer.zero_grad()
-            return norm
-        self._engine.optimizer.clip_grad = clip
-        set_learning_rate(self._adamw, learning_rate)
-        self._engine.step()
+        if self.loss_scale is not None:
+            self.loss_scale.learn(norm)
         return norm
 
     def discard_gradients(self) -> float:
@@ -177,7 +184,7 @@ class Zero3:
         pieces = [safe_get_local_grad(p) for p in self._trainable.values()]
         total = torch.stack(torch._foreach_norm(pieces)).square().sum()
         dist.all_reduce(total)
-        return float(total.sqrt())
+        return float(total.sqrt()) / (1.0 if self.loss_scale is None else self.loss_scale.factor)
 
     def _whole(self, tensor: Tensor, moment: str | None = None) -> Tensor:
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
