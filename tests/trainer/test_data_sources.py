@@ -90,7 +90,7 @@ def test_every_problem_of_a_config_is_reported_at_once() -> None:
         "spec.recipe.config.model.keyValueHead is unknown; did you mean keyValueHeads?",
         "spec.recipe.config.data.builtin is 'shakespeare'; input should be 'python-stdlib'",
         "spec.recipe.config.data.sequenceLength is missing; add it",
-        "spec.recipe.config.data.colour is unknown; allowed: builtin, files, format, dtype, sequenceLength",
+        "spec.recipe.config.data.colour is unknown; allowed: builtin, files, format, dtype, tokenizer, sequenceLength",
     ]
 
 

@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ctj_trainer.recipe import Batch, DataError, Recipe, RecipeContext
+from ctj_trainer.recipe import Batch, DataError, Recipe, RecipeContext, RecipeError
 from ctj_trainer.recipes.causal_lm_config import CausalLmConfig, DataConfig, ModelConfig, parse
 from ctj_trainer.recipes.llama import Llama, LlamaShape
+from ctj_trainer.recipes.tokenizer import Tokenizer
 from ctj_trainer.recipes.tokens import BYTE_VOCABULARY, TokenRow, TokenSamples, find_files, standard_library
 from ctj_trainer.recipes.weights import export, load_into, read_shape
 
@@ -24,16 +25,20 @@ def build(config: dict[str, Any], context: RecipeContext) -> Recipe:
     """
     del context  # neither the model nor the data depends on the device or the seed
     checked = parse(config)
-    shape = _shape(checked)
+    tokenizer = Tokenizer(Path(checked.data.tokenizer)) if checked.data.tokenizer else None
+    shape = _shape(checked, tokenizer)
+    _check_vocabulary(shape, tokenizer, checked)
     samples = TokenSamples(
-        _row(checked.data), sequence_length=checked.data.sequence_length, vocabulary_size=shape.vocabulary_size
+        _row(checked.data, tokenizer),
+        sequence_length=checked.data.sequence_length,
+        vocabulary_size=shape.vocabulary_size,
     )
     return Recipe(
         build_model=partial(build_model, shape, Path(checked.model.path) if checked.model.path else None),
         samples=samples,
         loss=loss,
         count_tokens=count_tokens,
-        export=partial(export, shape),
+        export=partial(_export, shape, tokenizer),
         blocks=llama_blocks,
     )
 
@@ -70,7 +75,25 @@ def llama_blocks(model: nn.Module) -> list[nn.Module]:
     return list(model.model.layers)
 
 
-def _shape(config: CausalLmConfig) -> LlamaShape:
+def _export(shape: LlamaShape, tokenizer: Tokenizer | None, weights: dict[str, Tensor], folder: Path) -> None:
+    export(shape, weights, folder)
+    if tokenizer is not None:
+        tokenizer.copy_to(folder)
+
+
+def _check_vocabulary(shape: LlamaShape, tokenizer: Tokenizer | None, config: CausalLmConfig) -> None:
+    if tokenizer is None or tokenizer.size <= shape.vocabulary_size:
+        return
+    where = "config.json of model.path has vocab_size" if config.model.path else "model.vocabularySize is"
+    remedy = (
+        "use the tokenizer of this model" if config.model.path else f"use {tokenizer.size} or more, or leave it out"
+    )
+    raise RecipeError(
+        f"spec.recipe.config: {where} {shape.vocabulary_size}; {tokenizer.file} has {tokenizer.size} tokens; {remedy}"
+    )
+
+
+def _shape(config: CausalLmConfig, tokenizer: Tokenizer | None) -> LlamaShape:
     if config.model.path is not None:
         if not Path(config.model.path).is_dir():
             raise DataError(
@@ -78,15 +101,16 @@ def _shape(config: CausalLmConfig) -> LlamaShape:
                 "it must hold config.json and model.safetensors"
             )
         return read_shape(Path(config.model.path))
-    return _scratch_shape(config.model, config.data)
+    default_vocabulary = tokenizer.size if tokenizer is not None else BYTE_VOCABULARY
+    return _scratch_shape(config.model, config.data, default_vocabulary)
 
 
-def _scratch_shape(model: ModelConfig, data: DataConfig) -> LlamaShape:
+def _scratch_shape(model: ModelConfig, data: DataConfig, default_vocabulary: int) -> LlamaShape:
     assert model.hidden_size is not None  # parse() refuses a config with neither path nor sizes
     assert model.layers is not None
     assert model.heads is not None
     return LlamaShape(
-        vocabulary_size=model.vocabulary_size or BYTE_VOCABULARY,
+        vocabulary_size=model.vocabulary_size or default_vocabulary,
         hidden_size=model.hidden_size,
         intermediate_size=model.intermediate_size or _default_intermediate(model.hidden_size),
         layers=model.layers,
@@ -104,7 +128,9 @@ def _default_intermediate(hidden_size: int) -> int:
     return -(-hidden_size * 8 // (3 * 32)) * 32
 
 
-def _row(data: DataConfig) -> TokenRow:
+def _row(data: DataConfig, tokenizer: Tokenizer | None) -> TokenRow:
     if data.files is None:
         return standard_library()
+    if tokenizer is not None:
+        return tokenizer.row(find_files(data.files))
     return TokenRow(find_files(data.files), dtype="uint8" if data.format == "text" else data.dtype)

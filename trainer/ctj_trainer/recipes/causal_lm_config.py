@@ -24,7 +24,9 @@ class ModelConfig(Contract):
     intermediate_size: Annotated[int | None, Field(ge=1, le=1_000_000, description="Default: 8/3 of hiddenSize.")] = (
         None
     )
-    vocabulary_size: Annotated[int | None, Field(ge=2, le=10_000_000, description="Default: 256, bytes.")] = None
+    vocabulary_size: Annotated[
+        int | None, Field(ge=2, le=10_000_000, description="Default: the tokenizer's size; without one 256, bytes.")
+    ] = None
     tie_embeddings: bool = False
     rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
 
@@ -38,6 +40,9 @@ class DataConfig(Contract):
         "text"
     )
     dtype: Annotated[Literal["uint16", "uint32"], Field(description="Of token files.")] = "uint16"
+    tokenizer: Annotated[
+        str | None, Field(min_length=1, description="tokenizer.json or its folder; text files become its tokens.")
+    ] = None
     sequence_length: Annotated[int, Field(ge=1, le=10_000_000, description="Tokens of a sample.")]
 
 
@@ -103,6 +108,10 @@ def _data_problems(data: DataConfig, model: ModelConfig) -> list[str]:
         problems.append(
             f"{path}: {'neither' if data.files is None else 'both'} builtin and files given; "
             "give one: `builtin: python-stdlib`, or `files: [patterns]`"
+        )
+    if data.tokenizer is not None and (data.files is None or data.format == "tokens"):
+        problems.append(
+            f"{path}.tokenizer is {data.tokenizer!r}; it reads text files; give files and format: text, or remove it"
         )
     if data.files is not None and data.format == "tokens" and model.path is None and model.vocabulary_size is None:
         problems.append(
