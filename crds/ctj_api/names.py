@@ -53,6 +53,7 @@ REPORT_FILE = "report.json"
 STEPS_FILE = "steps.jsonl"
 MANIFEST_FILE = "manifest.json"
 EXPORT_FOLDER = "export"
+TRACKERS_FOLDER = "trackers"
 PROGRESS_FILE = "progress.json"
 
 # What each is for, printed in docs/reference.

@@ -85,7 +85,7 @@ class Progress(Contract):
     attempt: Annotated[int, Field(ge=1)]
     step: Annotated[int, Field(ge=0)]
     phase: Annotated[
-        str, Field(description="Starting, Loading, Compiling, Probing, Training, Saving, Exporting, Done.")
+        str, Field(description="Starting, Loading, Compiling, Probing, Training, Evaluating, Saving, Exporting, Done.")
     ]
     mode: Mode
     loss: float | None = None

@@ -166,6 +166,18 @@ _LADDER = (
     ),
     Rule(
         at="spec.ladder[]",
+        cel="self.offload == 'None' || self.strategy in ['fsdp', 'zero3']",
+        message="must be None for strategies single and ddp, which keep everything whole; use fsdp or zero3",
+        field="offload",
+    ),
+    Rule(
+        at="spec.ladder[]",
+        cel="self.offload != 'Parameters' || self.strategy != 'fsdp'",
+        message="must not be Parameters for fsdp, which moves the optimizer along; use ParametersAndOptimizer",
+        field="offload",
+    ),
+    Rule(
+        at="spec.ladder[]",
         cel="!(has(self.replaySteps) && has(self.steps)) || self.replaySteps < self.steps",
         message="must be less than the stage's steps; lower it or lengthen the stage",
         message_cel=_text(
@@ -213,6 +225,11 @@ _TRAINING = (
         field="optimizer.warmupSteps",
     ),
     Rule(
+        at="spec.training.evaluation.share",
+        cel="double(self) > 0.0 && double(self) <= 0.5",
+        message='must be more than 0 and at most 0.5; write for example "0.05"',
+    ),
+    Rule(
         at="spec.training.optimizer.learningRate",
         cel="double(self) > 0.0",
         message='must be more than 0; write for example "3e-4"',
@@ -250,8 +267,20 @@ _COMPILE = (
     ),
 )
 
+_OF_EVALUATION = "gate.source.report == 'evaluationLoss'"
 _UNKNOWN_STAGES = "(has(gate.stages) ? gate.stages : []).filter(name, !self.ladder.exists(stage, stage.name == name))"
 _GATES = (
+    Rule(
+        at="spec",
+        cel=f"!has(self.gates) || has(self.training.evaluation) || !self.gates.exists(gate, {_OF_EVALUATION})",
+        message="must not look at evaluationLoss where nothing is evaluated; set spec.training.evaluation",
+        message_cel=f"self.gates.filter(gate, {_OF_EVALUATION}).map(gate, "
+        + _text(
+            'gate "%s" looks at evaluationLoss, and nothing is evaluated; set spec.training.evaluation', "gate.name"
+        )
+        + ")[0]",
+        field="gates",
+    ),
     Rule(
         at="spec.gates[].thresholdRange",
         cel="has(self.min) || has(self.max)",
@@ -278,6 +307,8 @@ _GATES = (
     ),
 )
 
+_HELD_OUT = "(has({0}.training.evaluation) ? {0}.training.evaluation.share : 'nothing')"
+
 _PASSED_A_STAGE = (
     "has(oldSelf.status) && has(oldSelf.status.ladder) && oldSelf.status.ladder.exists(stage, stage.phase == 'Passed')"
 )
@@ -293,6 +324,13 @@ _IDENTITY = (
     _unchanged("training.globalBatchSize"),
     _unchanged("training.seed"),
     _unchanged("recipe.name"),
+    Rule(
+        at="spec",
+        cel=f"{_HELD_OUT.format('self')} == {_HELD_OUT.format('oldSelf')}",
+        message="must hold out the same share once the job exists: what was trained on cannot be evaluated on; "
+        "create a job of another name",
+        field="training.evaluation",
+    ),
     Rule(
         at="",
         cel=f"!({_PASSED_A_STAGE}) || self.spec.training.precision == oldSelf.spec.training.precision",

@@ -51,6 +51,22 @@ class ActivationCheckpointing(StrEnum):
     BLOCKS = "Blocks"
 
 
+class Offload(StrEnum):
+    """What lies in the host's memory between its uses, instead of in the accelerator's."""
+
+    NONE = "None"
+    PARAMETERS = "Parameters"
+    PARAMETERS_AND_OPTIMIZER = "ParametersAndOptimizer"
+
+
+class Tracker(StrEnum):
+    """Where the figures of each step are written besides the job's own records; through Accelerate's classes."""
+
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
+    MLFLOW = "mlflow"
+
+
 class CompileScope(StrEnum):
     """What is compiled: each repeated block in place (regional), the whole model (full), or nothing (disabled)."""
 
@@ -115,6 +131,7 @@ class Measurement(StrEnum):
     STEP_TIME_P50_SECONDS = "stepTimeP50Seconds"
     STEP_TIME_P95_SECONDS = "stepTimeP95Seconds"
     FINAL_LOSS = "finalLoss"
+    EVALUATION_LOSS = "evaluationLoss"
     SKIPPED_STEPS = "skippedSteps"
 
 
@@ -167,6 +184,22 @@ class CheckpointPolicy(Contract):
     ] = None
 
 
+class Evaluation(Contract):
+    """The loss on samples that are never trained on, in eager mode and without dropout; also at each stage's end."""
+
+    every_steps: Annotated[int, Field(ge=1, le=1_000_000, description="Optimizer steps between evaluations.")]
+    steps: Annotated[
+        int, Field(ge=1, le=100_000, description="Global batches of each evaluation, always the same ones.")
+    ] = 10
+    share: Annotated[
+        PositiveDecimalString,
+        Field(
+            description="Share of the samples held out, the last ones; not used where the recipe brings evaluation "
+            "samples of its own. Cannot change."
+        ),
+    ] = "0.05"
+
+
 class Training(Contract):
     """How long and on how much; the same in every stage, so that stages can be compared."""
 
@@ -182,6 +215,13 @@ class Training(Contract):
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.NONE
     optimizer: Annotated[Optimizer, Field(default_factory=Optimizer)]
     checkpoint: Annotated[CheckpointPolicy, Field(default_factory=CheckpointPolicy)]
+    evaluation: Evaluation | None = None
+    trackers: Annotated[
+        list[Tracker],
+        Field(
+            max_length=3, default_factory=list, description="Written by the first process; all attempts are one run."
+        ),
+    ]
 
 
 class Stage(Contract):
@@ -200,6 +240,7 @@ class Stage(Contract):
     processes_per_node: Annotated[
         int | None, Field(ge=1, le=64, description="Processes of each pod where no GPU is asked for; 1 if absent.")
     ] = None
+    offload: Offload = Offload.NONE
     replay_steps: Annotated[
         int | None,
         Field(

@@ -1,5 +1,6 @@
 """The report page in a real browser: what a person reads equals what the status and the records hold."""
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from selenium.webdriver.common.by import By
 from ctj_api.spec import Spec
 from ctj_api.status import Status
 from ctj_operator.page.build import write_page
+from ctj_operator.page.charts import loss_chart
 from ctj_operator.page.gather import AttemptRecord, PageContent
 
 SPEC = {
@@ -88,6 +90,16 @@ def content(name: str = "quickstart") -> PageContent:
         records("zero3", 3, 36, 50, replayed=5),
     )
     return PageContent(name=name, spec=Spec.from_document(SPEC), status=status, attempts=attempts)
+
+
+def test_held_out_losses_are_a_line_of_their_own_where_something_was_evaluated() -> None:
+    plain = content()
+    evaluated = tuple(
+        dataclasses.replace(a, steps=tuple(r | {"evaluationLoss": 5.0} if r["step"] % 10 == 0 else r for r in a.steps))
+        for a in plain.attempts
+    )
+    assert "held out" not in loss_chart(plain)
+    assert "held out" in loss_chart(dataclasses.replace(plain, attempts=evaluated))
 
 
 def rows(browser: Chrome, table: str) -> list[list[str]]:

@@ -91,6 +91,7 @@ def build(config: dict[str, Any], context: RecipeContext) -> Recipe:
     return Recipe(
         build_model=lambda: Model(oddity),
         samples=Samples(ragged=oddity.startswith("ragged")),
+        evaluation=Samples(ragged=False) if config.get("brings_evaluation") else None,
         loss=loss,
         count_tokens=(lambda batch: int((batch["targets"] != -100).sum())) if oddity == "ragged_counted" else None,
     )

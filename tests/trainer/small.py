@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ctj_api.spec import Strategy, Training
+from ctj_api.spec import Offload, Strategy, Training
 from ctj_trainer.batches import SampleOrder, micro_batches
 from ctj_trainer.checkpoint import Checkpoints, Description
 from ctj_trainer.optimizer import Schedule
@@ -88,13 +88,24 @@ class Trained:
 
 @contextmanager
 def trained(
-    strategy: Strategy, *, of: Recipe | None = None, place: Place | None = None, **changes: Any
+    strategy: Strategy,
+    *,
+    of: Recipe | None = None,
+    place: Place | None = None,
+    offload: Offload = Offload.NONE,
+    **changes: Any,
 ) -> Iterator[Trained]:
     """A model ready to train; under `single` each rank of a pair has its own."""
     group_of(strategy)  # made by all ranks together, though not all of them may save
     chosen, settings = of or recipe(), training(**changes)
     prepared = prepare(
-        strategy, chosen, training=settings, micro_batch_size=settings.micro_batch_size, device=CPU, place=place
+        strategy,
+        chosen,
+        training=settings,
+        micro_batch_size=settings.micro_batch_size,
+        device=CPU,
+        place=place,
+        offload=offload,
     )
     try:
         yield Trained(strategy=strategy, prepared=prepared, recipe=chosen, training=settings)

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.supervised import an_attempt, environment_of
 
 from ctj_api import names
-from ctj_api.spec import Strategy
+from ctj_api.spec import Strategy, Tracker
 from ctj_trainer.supervisor import launch
 from ctj_trainer.supervisor.settings import Settings, read_settings
 
@@ -82,3 +82,17 @@ def test_a_missing_package_is_named_before_anything_starts(
     if line is not None and says is not None:
         assert says in line
         assert "pip install 'ctj[trainer]'" in line
+
+
+@pytest.mark.parametrize(("absent", "install"), [("tensorboard", "tensorboard"), ("accelerate", "'ctj[trainer]'")])
+def test_a_trackers_missing_package_is_named_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, absent: str, install: str
+) -> None:
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None if name == absent else object())
+    message = an_attempt()
+    training = message.training.model_copy(update={"trackers": [Tracker.TENSORBOARD]})
+    asked = message.model_copy(update={"training": training})
+    line = launch.missing_package(read_settings(environment_of(asked, tmp_path)))
+    assert line is not None
+    assert "spec.training.trackers (tensorboard) needs it" in line
+    assert line.endswith(f"pip install {install}")

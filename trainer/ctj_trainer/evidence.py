@@ -64,6 +64,9 @@ def measure(
         Measurement.GRAPH_BREAKS: max(r.graph_breaks for r in ranks),
         Measurement.COMPILE_SECONDS: max(r.compile_seconds for r in ranks),
         Measurement.FINAL_LOSS: records[-1].loss if records else None,
+        Measurement.EVALUATION_LOSS: next(
+            (r.evaluation_loss for r in reversed(records) if r.evaluation_loss is not None), None
+        ),
         Measurement.SKIPPED_STEPS: sum(r.skipped for r in records),
     }
     if verdict is not None:

@@ -16,6 +16,7 @@ from ctj_trainer.checkpoint import Checkpoints, Description
 from ctj_trainer.compile.probe import Outcome
 from ctj_trainer.compile.session import CompileSession
 from ctj_trainer.compile.verdict import Cause
+from ctj_trainer.evaluation import Evaluator
 from ctj_trainer.gradients import COUNTING_NOTICE, Gradients, StepLoss
 from ctj_trainer.loss_scale import FLOOR
 from ctj_trainer.optimizer import Schedule
@@ -24,6 +25,7 @@ from ctj_trainer.records import StepRecord, forget_old
 from ctj_trainer.requests import Request, Requests
 from ctj_trainer.strategies.prepared import Prepared
 from ctj_trainer.telemetry import Telemetry
+from ctj_trainer.trackers import Trackers
 
 
 class NonFiniteError(RuntimeError):
@@ -38,10 +40,12 @@ class Parts:
     ranks: Ranks
     prepared: Prepared
     gradients: Gradients
+    evaluator: Evaluator
     session: CompileSession
     checkpoints: Checkpoints
     requests: Requests
     telemetry: Telemetry
+    trackers: Trackers
     notice: Callable[[str], None]
 
 
@@ -108,6 +112,7 @@ class Loop:
             compile_seconds=facts.compile_seconds,
             skipped=skipped,
             loss_scale=scale.state.scale if scale else None,
+            evaluation_loss=self._evaluation_loss(step, loss, asked),
             at=time.time(),
         )
         self._publish(record, asked)
@@ -156,6 +161,16 @@ class Loop:
         norm = self.parts.prepared.step(learning_rate=rate, clip=self._clip)
         return norm if math.isfinite(norm) else math.inf  # inf or nan depends on the order of a sum over ranks
 
+    def _evaluation_loss(self, step: int, loss: StepLoss, asked: Request) -> float | None:
+        """Evaluate if it is time, and neither a stop nor a divergence comes first."""
+        parts = self.parts
+        if asked.stop or not math.isfinite(loss.loss) or not parts.evaluator.is_due(step):
+            return None
+        parts.telemetry.phase(progress.EVALUATING)
+        found = parts.evaluator.loss(is_stopping=lambda: bool(parts.requests.now().stop))
+        parts.telemetry.phase(progress.TRAINING)
+        return found
+
     def _publish(self, record: StepRecord, asked: Request) -> None:
         parts = self.parts
         self.records[record.step] = record
@@ -166,6 +181,7 @@ class Loop:
             num_samples=parts.attempt.training.global_batch_size // parts.ranks.world_size,
             sequence=asked.sequence,
         )
+        parts.trackers.log(record)
         if not (record.skipped or (math.isfinite(record.loss) and math.isfinite(record.grad_norm))):
             parts.telemetry.non_finite()
             raise NonFiniteError(

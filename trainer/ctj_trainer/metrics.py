@@ -42,6 +42,7 @@ METRICS = {
     "ctj_train_nonfinite_total": Metric(kind=Kind.COUNTER, help="Steps with a non-finite loss or gradient norm."),
     "ctj_train_skipped_total": Metric(kind=Kind.COUNTER, help="Steps skipped because fp16 gradients overflowed."),
     "ctj_train_loss_scale": Metric(kind=Kind.GAUGE, help="Factor on the loss under fp16."),
+    "ctj_train_evaluation_loss": Metric(kind=Kind.GAUGE, help="Mean token loss of the last evaluation."),
     "ctj_train_samples_total": Metric(kind=Kind.COUNTER, help="Samples this rank trained on in this attempt."),
     "ctj_train_tokens_total": Metric(
         kind=Kind.COUNTER, help="Tokens trained on in this attempt, an equal share for each rank."

@@ -62,6 +62,8 @@ class Recipe:
     """Tokens that `loss` will count in a batch, told before any forward; absent: assumed equal for every sample."""
     export: Callable[[dict[str, Tensor], Path], None] | None = None
     """Write a full state dict (clean names, CPU) as files other tools load."""
+    evaluation: Samples | None = None
+    """Samples for `spec.training.evaluation`; absent: the last share of `samples` is held out."""
     blocks: Callable[[nn.Module], list[nn.Module]] | None = None
     """The repeated blocks that are compiled, sharded and checkpointed one by one; absent: found by `blocks_of`."""
 

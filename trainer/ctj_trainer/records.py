@@ -35,6 +35,7 @@ class StepRecord(Contract):
     memory_bytes: int = 0
     skipped: bool = False  # fp16 gradients overflowed: no update, and a smaller loss scale from the next step on
     loss_scale: float | None = None
+    evaluation_loss: float | None = None  # on held-out samples, after this step
     at: float | None = None  # end of the step, seconds since the epoch
 
 

@@ -5,7 +5,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,11 +17,12 @@ from ctj_api.names import EXPORT_FOLDER, attempt_folder
 from ctj_api.report import MAX_NOTICES, MemoryPrediction
 from ctj_api.spec import Strategy
 from ctj_trainer import progress
-from ctj_trainer.checkpoint import Checkpoints
+from ctj_trainer.checkpoint import Checkpoints, Committed
 from ctj_trainer.compile.policy import CompilePolicy
 from ctj_trainer.compile.session import CompileSession, why_not_compiled
 from ctj_trainer.compile.sources import Layer
 from ctj_trainer.compile.verdict import Decision, stored
+from ctj_trainer.evaluation import Evaluator, hold_out
 from ctj_trainer.evidence import RankFigures, measure
 from ctj_trainer.gradients import Gradients
 from ctj_trainer.loop import Loop, NonFiniteError, Parts
@@ -35,6 +36,7 @@ from ctj_trainer.strategies import prepare
 from ctj_trainer.strategies.foundation import no_kernel
 from ctj_trainer.strategies.prepared import Prepared
 from ctj_trainer.telemetry import Telemetry
+from ctj_trainer.trackers import Trackers, tracking
 
 log = logging.getLogger("ctj")
 POLICY_FILE = "compile-policy.json"
@@ -93,14 +95,19 @@ def run_stage(scene: Scene) -> str:
     checkpoints.claim()
     context = RecipeContext(device=scene.ranks.device, seed=attempt.training.seed)
     recipe = load_recipe(attempt.recipe.name, attempt.recipe.config, context)
+    recipe = hold_out(recipe, attempt.training.evaluation)
     policy = _policy(scene)
     scene = scene.settled(policy)
     memory = _predicted(scene, recipe)
     scene.telemetry.phase(progress.LOADING)
     with _session(scene) as session:
         prepared = _laid_out(scene, recipe, policy if session.is_compiled else None)
-        loop = _loop(scene, recipe, prepared, session, checkpoints)
-        stopped = _trained(scene, loop, memory)
+        found = checkpoints.load(prepared)
+        with _tracking(scene, found) as trackers:
+            loop = _loop(
+                scene, recipe, prepared, session=session, checkpoints=checkpoints, found=found, trackers=trackers
+            )
+            stopped = _trained(scene, loop, memory)
         if not stopped:
             _export(scene, recipe, prepared)
         _report(scene, loop, memory, ExitCode.STOPPED if stopped else ExitCode.DONE)
@@ -224,22 +231,43 @@ def _laid_out(scene: Scene, recipe: Recipe, policy: CompilePolicy | None) -> Pre
         training=attempt.training,
         micro_batch_size=attempt.micro_batch_size,
         device=scene.ranks.device,
+        offload=attempt.stage.offload,
         place=compile_in_place if policy is not None else None,
     )
 
 
-def _loop(scene: Scene, recipe: Recipe, prepared: Prepared, session: CompileSession, checkpoints: Checkpoints) -> Loop:
-    """Restore, and put the parts of the loop together. Collective."""
-    found = checkpoints.load(prepared)
+def _tracking(scene: Scene, found: Committed | None) -> AbstractContextManager[Trackers]:
+    return tracking(
+        scene.attempt,
+        root=scene.root,
+        is_first_rank=scene.ranks.rank == 0,
+        resumed_at=found.ref.step if found else 0,
+        notice=scene.notice,
+    )
+
+
+def _loop(  # noqa: PLR0913  # the pieces of a stage, put together in one place
+    scene: Scene,
+    recipe: Recipe,
+    prepared: Prepared,
+    *,
+    session: CompileSession,
+    checkpoints: Checkpoints,
+    found: Committed | None,
+    trackers: Trackers,
+) -> Loop:
+    """Put the parts of the loop together."""
     parts = Parts(
         attempt=scene.attempt,
         ranks=scene.ranks,
         prepared=prepared,
         gradients=Gradients(prepared, recipe, attempt=scene.attempt, ranks=scene.ranks, eagerly=session.eagerly),
+        evaluator=Evaluator(prepared, recipe, attempt=scene.attempt, ranks=scene.ranks, eagerly=session.eagerly),
         session=session,
         checkpoints=checkpoints,
         requests=scene.requests,
         telemetry=scene.telemetry,
+        trackers=trackers,
         notice=scene.notice,
     )
     resumed_at = found.ref.step if found else 0

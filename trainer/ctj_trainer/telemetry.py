@@ -113,6 +113,8 @@ class Telemetry:
         if record.loss_scale is not None:
             metrics.set("ctj_train_loss_scale", record.loss_scale)
             metrics.add("ctj_train_skipped_total", record.skipped)
+        if record.evaluation_loss is not None:
+            metrics.set("ctj_train_evaluation_loss", record.evaluation_loss)
         metrics.add("ctj_train_samples_total", num_samples)
         metrics.add("ctj_train_tokens_total", record.tokens / self._world_size)
         metrics.observe("ctj_train_step_seconds", record.seconds)

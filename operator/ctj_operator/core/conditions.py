@@ -19,9 +19,12 @@ from ctj_operator.core.times import stamp
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 _WAITING_IS_NORMAL = frozenset({"", "ContainerCreating", "PodInitializing", "Scheduled"})
-_DOING = {"Compiling": "Compiling", "Probing": "Compiling", "Training": "Training"} | dict.fromkeys(
-    ("Saving", "Exporting", "Done"), "Saving"
-)
+_DOING = {
+    "Compiling": "Compiling",
+    "Probing": "Compiling",
+    "Training": "Training",
+    "Evaluating": "Training",
+} | dict.fromkeys(("Saving", "Exporting", "Done"), "Saving")
 
 
 @dataclass(frozen=True, kw_only=True)

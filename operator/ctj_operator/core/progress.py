@@ -10,7 +10,7 @@ from ctj_operator.core.times import moment, stamp
 
 WRITE_SECONDS = 30.0
 """Least time between two status writes that only report progress; `ctj run` reads the live figures elsewhere."""
-_STEPPED = frozenset({"Saving", "Exporting", "Done"})
+_STEPPED = frozenset({"Evaluating", "Saving", "Exporting", "Done"})
 
 
 def follow(situation: Situation, child: Child) -> Situation:

@@ -59,8 +59,17 @@ def _draw_per_attempt(content: PageContent, axes: Axes, key: str) -> None:
 
 
 def loss_chart(content: PageContent) -> str:
-    """Loss over all stages; circles are steps a stage repeated on the same samples."""
-    return _svg(lambda axes: _draw_per_attempt(content, axes, "loss"), y_label="loss")
+    """Loss over all stages; circles are steps a stage repeated on the same samples, the dashed line held-out ones."""
+
+    def draw(axes: Axes) -> None:
+        _draw_per_attempt(content, axes, "loss")
+        # The newest attempt's word counts where a step was evaluated twice.
+        evaluated = {r["step"]: r for attempt in content.attempts for r in attempt.steps if r.get("evaluationLoss")}
+        steps, values = _points((evaluated[step] for step in sorted(evaluated)), "evaluationLoss")
+        if steps:
+            axes.plot(steps, values, color=GREY, linestyle="--", marker=".", linewidth=1.2, label="held out")
+
+    return _svg(draw, y_label="loss")
 
 
 def gradient_chart(content: PageContent) -> str:

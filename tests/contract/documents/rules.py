@@ -111,6 +111,60 @@ BATCH = (
     ),
 )
 
+OFFLOAD = (
+    bad(
+        "ddp with offload",
+        {"spec.ladder.1.offload": "Parameters"},
+        'spec.ladder[1].offload is "Parameters"; must be None for strategies single and ddp',
+    ),
+    bad(
+        "single with offload",
+        {"spec.ladder.0.offload": "ParametersAndOptimizer"},
+        'spec.ladder[0].offload is "ParametersAndOptimizer"; must be None for strategies single and ddp',
+    ),
+    bad(
+        "fsdp with parameters alone",
+        {"spec.ladder.1.strategy": "fsdp", "spec.ladder.1.offload": "Parameters"},
+        'spec.ladder[1].offload is "Parameters"; must not be Parameters for fsdp',
+    ),
+    good("fsdp with all", {"spec.ladder.1.strategy": "fsdp", "spec.ladder.1.offload": "ParametersAndOptimizer"}),
+    good("zero3 with parameters", {"spec.ladder.1.strategy": "zero3", "spec.ladder.1.offload": "Parameters"}),
+    good("ddp with none", {"spec.ladder.1.offload": "None"}),
+)
+
+EVALUATION = (
+    good("an evaluation", {"spec.training.evaluation": {"everySteps": 10}}),
+    bad(
+        "an evaluation of nothing",
+        {"spec.training.evaluation": {"everySteps": 10, "share": "0"}},
+        'spec.training.evaluation.share is "0"; must be more than 0 and at most 0.5',
+    ),
+    bad(
+        "an evaluation of most samples",
+        {"spec.training.evaluation": {"everySteps": 10, "share": "0.6"}},
+        'spec.training.evaluation.share is "0.6"; must be more than 0 and at most 0.5',
+    ),
+    bad("an evaluation at no time", {"spec.training.evaluation": {}}, "spec.training.evaluation.everySteps is missing"),
+    bad(
+        "a gate on an evaluation that is not made",
+        {"spec.gates": [{**GATE, "source": {"report": "evaluationLoss"}}]},
+        'spec.gates: gate "p95" looks at evaluationLoss, and nothing is evaluated; set spec.training.evaluation',
+    ),
+    good(
+        "a gate on the evaluation",
+        {
+            "spec.training.evaluation": {"everySteps": 10},
+            "spec.gates": [{**GATE, "source": {"report": "evaluationLoss"}}],
+        },
+    ),
+    good("trackers", {"spec.training.trackers": ["tensorboard", "wandb", "mlflow"]}),
+    bad(
+        "a tracker that nobody knows",
+        {"spec.training.trackers": ["tensorbord"]},
+        'spec.training.trackers[0] is "tensorbord"; must be one of tensorboard, wandb, mlflow; did you',
+    ),
+)
+
 TRAINING = (
     bad(
         "a warm-up longer than the training",
@@ -256,6 +310,8 @@ SEVERAL = (
 CASES = (
     *LADDER,
     *BATCH,
+    *OFFLOAD,
+    *EVALUATION,
     *TRAINING,
     *COMPILE,
     *GATES,

@@ -21,6 +21,12 @@ UPDATES = (
         'spec.recipe.name is "other"; must stay causal_lm once the job exists',
     ),
     update(
+        "an evaluation that holds out what was trained on",
+        {"spec.training.evaluation": {"everySteps": 10}},
+        "spec.training.evaluation",
+    ),
+    update("a tracker", {"spec.training.trackers": ["tensorboard"]}),
+    update(
         "a stage renamed",
         {"spec.ladder.0.name": "first"},
         "spec.ladder: stages, their order and strategies must not change",

@@ -1,5 +1,7 @@
 """What happens to a model under every strategy before it is laid out: same weights, precision and recomputing."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -63,6 +65,19 @@ def run_in_half(model: nn.Module, *, device_type: str, dtype: torch.dtype) -> No
     """
     forward = torch.autocast(device_type, dtype=dtype, cache_enabled=False)(model.forward)
     model.forward = forward
+
+
+@contextmanager
+def forward_only(model: nn.Module) -> Iterator[None]:
+    """Record no gradient and leave out what is random or keeps statistics."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -1,13 +1,16 @@
 """FSDP2: parameters, gradients and optimizer state lie in shards, one block at a time is gathered."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from ctj_api.spec import Training
+from ctj_api.spec import Offload, Training
 from ctj_trainer.strategies.foundation import named_tensors
 from ctj_trainer.strategies.optimized import Optimized
 
@@ -19,14 +22,31 @@ class Fsdp(Optimized):
     gradients in memory, which is what this strategy exists to avoid.
     """
 
-    def __init__(self, inner: nn.Module, blocks: list[nn.Module], training: Training, *, device: torch.device) -> None:
+    def __init__(
+        self,
+        inner: nn.Module,
+        blocks: list[nn.Module],
+        training: Training,
+        *,
+        device: torch.device,
+        offload: Offload = Offload.NONE,
+    ) -> None:
         mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         # The root's own group holds what is outside the blocks; tied embedding and output layer both lie there, and so
         # stay one parameter (two groups sharing one raise, huggingface/accelerate#4171).
+        policy = offload_policy(offload, device)
         for unit in [*blocks, inner]:
-            fully_shard(unit, mesh=mesh)
+            fully_shard(unit, mesh=mesh, offload_policy=policy)
             _sum_gradients(unit)
         super().__init__(inner, inner, training)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Forward only, and then shard again: the root waits for a backward to do so, and none follows."""
+        with super().evaluating():
+            yield
+        assert isinstance(self.inner, FSDPModule)
+        self.inner.reshard()
 
     @torch.no_grad()
     def full_weights(self) -> dict[str, Tensor]:
@@ -37,6 +57,11 @@ class Fsdp(Optimized):
             if dist.get_rank() == 0:
                 weights[name] = whole.detach().cpu()
         return weights
+
+
+def offload_policy(offload: Offload, device: torch.device) -> OffloadPolicy:
+    """FSDP2 moves shards, gradients and optimizer state together, or nothing."""
+    return OffloadPolicy() if offload is Offload.NONE else CPUOffloadPolicy(pin_memory=device.type == "cuda")
 
 
 def _sum_gradients(unit: nn.Module) -> None:

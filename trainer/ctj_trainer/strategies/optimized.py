@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from ctj_api.spec import Training
 from ctj_trainer.loss_scale import LossScale
 from ctj_trainer.optimizer import build_adamw, create_state, set_learning_rate
-from ctj_trainer.strategies.foundation import named_tensors
+from ctj_trainer.strategies.foundation import forward_only, named_tensors
 from ctj_trainer.strategies.prepared import ReadTensors
 
 
@@ -39,6 +39,12 @@ class Optimized:
         if self.loss_scale is not None:
             loss = loss.float() * self.loss_scale.factor  # an fp16 loss itself would overflow
         loss.backward()  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Forward only."""
+        with forward_only(self.inner):
+            yield
 
     def step(self, *, learning_rate: float, clip: float) -> float:
         """Clip, update, zero."""

@@ -32,6 +32,9 @@ class Prepared(Protocol):
         """Backward of one micro batch. Gradients add up to the sum over all ranks and micro batches of `loss`
         (the loop divides by the global token count before calling this; no strategy averages behind its back)."""
 
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Enter for forwards that nothing follows: no gradient, dropout off; afterwards everything is as before."""
+
     def step(self, *, learning_rate: float, clip: float) -> float:
         """Clip (0: do not), update, zero the gradients; return the global gradient norm before clipping.
 

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ctj_api.spec import Training
+from ctj_api.spec import Offload, Training
 from ctj_trainer.loss_scale import LossScale
 from ctj_trainer.optimizer import build_adamw, create_state, set_learning_rate
 from ctj_trainer.prebuild import hand_over
-from ctj_trainer.strategies.foundation import named_tensors
+from ctj_trainer.strategies.foundation import forward_only, named_tensors
 from ctj_trainer.strategies.prepared import ReadTensors
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -79,13 +79,21 @@ def _require_gradient(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] 
 class Zero3:
     """A DeepSpeed engine behind the verbs of `Prepared`."""
 
-    def __init__(self, inner: nn.Module, training: Training, *, micro_batch_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        inner: nn.Module,
+        training: Training,
+        *,
+        micro_batch_size: int,
+        device: torch.device,
+        offload: Offload = Offload.NONE,
+    ) -> None:
         deepspeed = import_deepspeed(device)
         self._zero = deepspeed.zero
         self.inner = inner
         self._trainable = {name: p for name, p in inner.named_parameters() if p.requires_grad}
         self.num_elements = sum(tensor.numel() for tensor in named_tensors(inner).values())
-        settings = _settings(micro_batch_size, device, self.num_elements)
+        settings = _settings(micro_batch_size, device, self.num_elements, offload)
         # Cut parameter by parameter now: `initialize` alone would first move the whole model to the device.
         deepspeed.zero.Init(module=inner, config_dict_or_path=settings)
         inner.to(device)  # buffers
@@ -110,6 +118,12 @@ class Zero3:
             # DeepSpeed applies it, and takes it off when it clips. Its own scaler comes only with fp16 weights.
             self._engine.optimizer.override_loss_scale(self.loss_scale.factor)
         self._engine.backward(loss.float() * dist.get_world_size(), scale_wrt_gas=False)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Forward only."""
+        with forward_only(self.inner):
+            yield
 
     def step(self, *, learning_rate: float, clip: float) -> float:
         """Clip, update, zero; DeepSpeed itself skips the update if a gradient is not finite."""
@@ -257,7 +271,18 @@ def _whole_numel(tensor: Tensor) -> int:
     return int(getattr(tensor, "ds_numel", tensor.numel()))
 
 
-def _settings(micro_batch_size: int, device: torch.device, num_elements: int) -> dict[str, Any]:
+def offload_settings(offload: Offload, device: torch.device) -> dict[str, Any]:
+    """Sections of DeepSpeed's configuration that move parameters, or the optimizer too, to the host."""
+    host = {"device": "cpu", "pin_memory": device.type == "cuda"}
+    sections = {
+        Offload.NONE: (),
+        Offload.PARAMETERS: ("offload_param",),
+        Offload.PARAMETERS_AND_OPTIMIZER: ("offload_param", "offload_optimizer"),
+    }
+    return {section: dict(host) for section in sections[offload]}
+
+
+def _settings(micro_batch_size: int, device: torch.device, num_elements: int, offload: Offload) -> dict[str, Any]:
     """DeepSpeed's configuration; everything not named here is its default."""
     return {
         "train_micro_batch_size_per_gpu": micro_batch_size,
@@ -265,6 +290,7 @@ def _settings(micro_batch_size: int, device: torch.device, num_elements: int) ->
         "gradient_accumulation_steps": 1,
         "zero_optimization": {
             "stage": 3,
+            **offload_settings(offload, device),
             "overlap_comm": device.type == "cuda",
             "reduce_bucket_size": min(REDUCE_BUCKET_ELEMENTS, num_elements),
             # Else blocks stay gathered from forward to backward in any model below half a billion parameters.

@@ -15,6 +15,7 @@ from pathlib import Path
 from ctj_api import names
 from ctj_api.spec import Strategy
 from ctj_trainer.supervisor.settings import Settings
+from ctj_trainer.trackers import PACKAGES
 
 LOGS = "logs"
 RECORD = "agent.json"
@@ -22,14 +23,18 @@ _GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
 
 
 def missing_package(settings: Settings) -> str | None:
-    """Return one line if a stage of the ladder needs a package this Python lacks: better now than hours later."""
-    needed = {"torch": "training"}
+    """Return one line if the ladder or a tracker needs a package this Python lacks: better now than hours later."""
+    ours = "'ctj[trainer]'"
+    needed = {"torch": ("training", ours)}
     for stage in settings.attempt.ladder:
         if stage.strategy is Strategy.ZERO3:
-            needed["deepspeed"] = f"stage {stage.name} (strategy zero3)"
-    for package, user in needed.items():
+            needed["deepspeed"] = (f"stage {stage.name} (strategy zero3)", ours)
+    for tracker in settings.attempt.training.trackers:
+        user = f"spec.training.trackers ({tracker})"
+        needed |= {"accelerate": (user, ours), PACKAGES[tracker]: (user, PACKAGES[tracker])}
+    for package, (user, source) in needed.items():
         if importlib.util.find_spec(package) is None:
-            return f"{package} is not installed in {sys.executable}, and {user} needs it: pip install 'ctj[trainer]'"
+            return f"{package} is not installed in {sys.executable}, and {user} needs it: pip install {source}"
     return None
 
 
