@@ -16,6 +16,7 @@ _DURATION = r"^([0-9]+(ms|s|m|h))+$"
 _DNS_LABEL = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 RECIPE_NAME = r"^([a-z][a-z0-9_]*|[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*)$"
 PROFILE_NAME = r"^(none|(default|published)(/[a-z0-9]+)?)$"
+STORE_URL = r"^[a-z][a-z0-9+.-]*://[^\s]+$"
 
 FORMS = {
     _DECIMAL: ("must be a decimal number in quotes", "1e-6"),
@@ -24,6 +25,7 @@ FORMS = {
     _DNS_LABEL: ("must be lower-case letters, digits and dashes, from a letter to a letter or digit", "canary-1"),
     RECIPE_NAME: ("must be a built-in recipe or module:function", "my_package.recipe:build"),
     PROFILE_NAME: ("must be default, published or none, or with a device as in default/h100", "default"),
+    STORE_URL: ("must be a URL of a store", "s3://bucket/checkpoints"),
 }
 """What each pattern asks for in words, and an example."""
 

@@ -307,6 +307,7 @@ _GATES = (
     ),
 )
 
+_STORE = "(has({0}.training.checkpoint.url) ? {0}.training.checkpoint.url : '')"
 _HELD_OUT = "(has({0}.training.evaluation) ? {0}.training.evaluation.share : 'nothing')"
 
 _PASSED_A_STAGE = (
@@ -324,6 +325,12 @@ _IDENTITY = (
     _unchanged("training.globalBatchSize"),
     _unchanged("training.seed"),
     _unchanged("recipe.name"),
+    Rule(
+        at="spec",
+        cel=f"{_STORE.format('self')} == {_STORE.format('oldSelf')}",
+        message="must not change once the job exists, its checkpoints lie there; create a job of another name",
+        field="training.checkpoint.url",
+    ),
     Rule(
         at="spec",
         cel=f"{_HELD_OUT.format('self')} == {_HELD_OUT.format('oldSelf')}",

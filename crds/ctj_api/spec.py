@@ -12,6 +12,7 @@ from pydantic import Field
 from ctj_api.model import (
     PROFILE_NAME,
     RECIPE_NAME,
+    STORE_URL,
     Contract,
     DecimalString,
     DnsLabel,
@@ -181,6 +182,15 @@ class CheckpointPolicy(Contract):
     ] = 3
     volume: Annotated[
         Volume | None, Field(description="Where checkpoints live; must be reachable from every node.")
+    ] = None
+    url: Annotated[
+        str | None,
+        Field(
+            pattern=STORE_URL,
+            max_length=1024,
+            description="A store that fsspec knows, as in s3://bucket/checkpoints, for the checkpoints themselves; "
+            "records and reports stay on the volume. Cannot change.",
+        ),
     ] = None
 
 

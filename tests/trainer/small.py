@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from ctj_api.spec import Offload, Strategy, Training
 from ctj_trainer.batches import SampleOrder, micro_batches
 from ctj_trainer.checkpoint import Checkpoints, Description
+from ctj_trainer.checkpoint.storage import AnyPath
 from ctj_trainer.optimizer import Schedule
 from ctj_trainer.recipe import Recipe, RecipeContext, collate, load_recipe
 from ctj_trainer.strategies import Place, prepare
@@ -113,7 +113,7 @@ def trained(
         prepared.close()
 
 
-def checkpoints(root: Path, *, strategy: Strategy = Strategy.DDP, **changes: Any) -> Checkpoints:
+def checkpoints(root: AnyPath, *, strategy: Strategy = Strategy.DDP, **changes: Any) -> Checkpoints:
     """The checkpoint root of attempt 1; under `single` rank 0 alone takes part."""
     facts: dict[str, Any] = {
         "attempt": 1,

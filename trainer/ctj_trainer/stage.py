@@ -91,7 +91,7 @@ def run_stage(scene: Scene) -> str:
             f"stage {attempt.stage.name} is laid out for {attempt.stage.world_size} processes, "
             f"{scene.ranks.world_size} were started"
         )
-    checkpoints = Checkpoints.of(attempt, root=scene.root, group=scene.ranks.control, notice=scene.notice)
+    checkpoints = Checkpoints.of(attempt, volume=scene.root, group=scene.ranks.control, notice=scene.notice)
     checkpoints.claim()
     context = RecipeContext(device=scene.ranks.device, seed=attempt.training.seed)
     recipe = load_recipe(attempt.recipe.name, attempt.recipe.config, context)

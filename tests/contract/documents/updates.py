@@ -25,6 +25,11 @@ UPDATES = (
         {"spec.training.evaluation": {"everySteps": 10}},
         "spec.training.evaluation",
     ),
+    update(
+        "another store",
+        {"spec.training.checkpoint": {"url": "s3://bucket/b"}},
+        "spec.training.checkpoint.url",
+    ),
     update("a tracker", {"spec.training.trackers": ["tensorboard"]}),
     update(
         "a stage renamed",

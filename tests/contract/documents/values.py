@@ -72,6 +72,12 @@ LIMITS = (
         f'{CHECKPOINT}.volume.claimName is ""; must have at least',
     ),
     bad("a volume without a claim", {CHECKPOINT: {"volume": {}}}, f"{CHECKPOINT}.volume.claimName is missing"),
+    good("a store", {CHECKPOINT: {"url": "s3://bucket/checkpoints"}}),
+    bad(
+        "a store that is a folder",
+        {CHECKPOINT: {"url": "/mnt/checkpoints"}},
+        f'{CHECKPOINT}.url is "/mnt/checkpoints"; must be a URL of a store',
+    ),
     good("a volume", {CHECKPOINT: {"volume": {"claimName": "ckpt"}, "everySteps": 1}}),
     bad(
         "an unknown strategy",

@@ -19,6 +19,7 @@ from ctj_trainer.checkpoint.folders import Committed, delete, raise_fence, super
 from ctj_trainer.checkpoint.loading import newest_sound, read_into
 from ctj_trainer.checkpoint.saving import Description, write_checkpoint
 from ctj_trainer.checkpoint.site import Site
+from ctj_trainer.checkpoint.storage import root_of
 from ctj_trainer.checkpoint.together import from_first
 from ctj_trainer.strategies.prepared import Prepared
 
@@ -40,13 +41,13 @@ class Checkpoints(Site):
 
     @classmethod
     def of(
-        cls, attempt: Attempt, *, root: Path, group: dist.ProcessGroup, notice: Callable[[str], None]
+        cls, attempt: Attempt, *, volume: Path, group: dist.ProcessGroup, notice: Callable[[str], None]
     ) -> "Checkpoints":
         """Read what an attempt message says about checkpoints; its own `saveAt` steps are kept like pinned ones."""
         pinned = {CheckpointRef(attempt=entry.attempt, step=entry.max_step) for entry in attempt.pinned}
         pinned |= {CheckpointRef(attempt=attempt.attempt, step=step) for step in attempt.window.save_at}
         return cls(
-            root=root,
+            root=root_of(attempt, volume),
             attempt=attempt.attempt,
             lineage=attempt.lineage,
             floor_step=attempt.floor_step,
@@ -95,7 +96,7 @@ class Checkpoints(Site):
             raise_fence(self.root, self.attempt)
         except OSError as error:
             raise StorageError(
-                f"{self.root} cannot be written ({error.strerror}); mount the checkpoint volume writable"
+                f"{self.root} cannot be written ({error.strerror or error}); mount the checkpoint volume writable"
             ) from error
 
     def _trim(self, stage: str) -> None:

@@ -1,15 +1,14 @@
 """Where checkpoints lie, which of them this attempt may use, and which may be deleted. No torch, no collectives."""
 
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ctj_api.attempt import LineageEntry
 from ctj_api.names import MANIFEST_FILE, attempt_folder, step_folder
 from ctj_api.report import CheckpointRef
 from ctj_trainer.checkpoint.errors import FencedError
 from ctj_trainer.checkpoint.manifest import Manifest, read_manifest
+from ctj_trainer.checkpoint.storage import AnyPath, remove_tree, write_whole
 
 FENCE = "fence"
 
@@ -19,19 +18,20 @@ class Committed:
     """A checkpoint with a manifest; its files are not verified yet."""
 
     ref: CheckpointRef
-    folder: Path
+    folder: AnyPath
     manifest: Manifest
 
 
-def folder_of(root: Path, ref: CheckpointRef) -> Path:
+def folder_of(root: AnyPath, ref: CheckpointRef) -> AnyPath:
     """Folder of one checkpoint."""
     return root / attempt_folder(ref.attempt) / step_folder(ref.step)
 
 
-def committed_in(root: Path, attempt: int) -> list[Committed]:
+def committed_in(root: AnyPath, attempt: int) -> list[Committed]:
     """Checkpoints of one attempt, oldest first."""
     found = []
-    for folder in sorted((root / attempt_folder(attempt)).glob("step-*")):
+    folders: list[AnyPath] = [*(root / attempt_folder(attempt)).glob("step-*")]
+    for folder in sorted(folders, key=str):
         manifest = read_manifest(folder)
         if manifest is not None:
             ref = CheckpointRef(attempt=attempt, step=manifest.step)
@@ -39,7 +39,7 @@ def committed_in(root: Path, attempt: int) -> list[Committed]:
     return found
 
 
-def usable(root: Path, attempt: int, lineage: Sequence[LineageEntry]) -> list[Committed]:
+def usable(root: AnyPath, attempt: int, lineage: Sequence[LineageEntry]) -> list[Committed]:
     """What this attempt may continue from, newest first: its own checkpoints, and its lineage's up to their limits.
 
     Own ones exist where a cluster starts the same attempt again. Nothing else in the root is looked at: a partitioned
@@ -68,10 +68,10 @@ def superseded(
 def delete(checkpoint: Committed) -> None:
     """Delete, manifest first: an interrupted deletion must not look complete."""
     (checkpoint.folder / MANIFEST_FILE).unlink(missing_ok=True)
-    shutil.rmtree(checkpoint.folder, ignore_errors=True)
+    remove_tree(checkpoint.folder, ignore_errors=True)
 
 
-def raise_fence(root: Path, attempt: int) -> None:
+def raise_fence(root: AnyPath, attempt: int) -> None:
     """Announce this attempt: older ones will not commit any more.
 
     Raises:
@@ -79,12 +79,10 @@ def raise_fence(root: Path, attempt: int) -> None:
     """
     check_fence(root, attempt)
     root.mkdir(parents=True, exist_ok=True)
-    partial = root / f"{FENCE}.{attempt}.partial"
-    partial.write_text(f"{attempt}\n")
-    partial.replace(root / FENCE)
+    write_whole(root / FENCE, f"{attempt}\n")
 
 
-def check_fence(root: Path, attempt: int) -> None:
+def check_fence(root: AnyPath, attempt: int) -> None:
     """Make sure that no newer attempt has started.
 
     Raises:

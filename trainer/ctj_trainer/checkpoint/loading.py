@@ -3,13 +3,13 @@
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from ctj_trainer.checkpoint.errors import MismatchError, NoCheckpointError, StorageError
 from ctj_trainer.checkpoint.folders import Committed, usable
 from ctj_trainer.checkpoint.manifest import damage
 from ctj_trainer.checkpoint.site import Site
+from ctj_trainer.checkpoint.storage import reader_of
 from ctj_trainer.checkpoint.together import from_first
 from ctj_trainer.strategies.prepared import Prepared
 
@@ -49,7 +49,7 @@ def read_into(prepared: Prepared, checkpoint: Committed, *, group: dist.ProcessG
 
     def read(tensors: dict[str, Tensor]) -> None:
         try:
-            dcp_load(tensors, storage_reader=FileSystemReader(checkpoint.folder), process_group=group)
+            dcp_load(tensors, storage_reader=reader_of(checkpoint.folder), process_group=group)
         except CheckpointException as error:
             rank, (cause, _) = next(iter(error.failures.items()))
             kind = StorageError if isinstance(cause, OSError) else MismatchError
@@ -68,7 +68,7 @@ def _readable(site: Site) -> list[Committed]:
         return usable(site.root, site.attempt, site.lineage)
     except OSError as error:
         raise StorageError(
-            f"{site.root} cannot be read ({error.strerror}); check that the volume is mounted"
+            f"{site.root} cannot be read ({error.strerror or error}); check that the volume is mounted"
         ) from error
 
 

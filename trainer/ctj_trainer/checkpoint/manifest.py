@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import os
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, ValidationError
@@ -11,6 +9,7 @@ from pydantic import Field, ValidationError
 from ctj_api.model import Contract
 from ctj_api.names import MANIFEST_FILE
 from ctj_api.spec import Strategy
+from ctj_trainer.checkpoint.storage import AnyPath, size_of, write_whole
 from ctj_trainer.loss_scale import LossScaleState
 
 VERSION = 1
@@ -39,7 +38,7 @@ class Manifest(Contract):
     files: dict[str, FileRecord]
 
 
-def read_manifest(folder: Path) -> Manifest | None:
+def read_manifest(folder: AnyPath) -> Manifest | None:
     """Return the manifest of a committed checkpoint, else None (never written, half written, or not ours)."""
     try:
         manifest = Manifest.from_document(json.loads((folder / MANIFEST_FILE).read_text()))
@@ -48,17 +47,12 @@ def read_manifest(folder: Path) -> Manifest | None:
     return manifest if manifest.version <= VERSION else None
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
+def write_manifest(folder: AnyPath, manifest: Manifest) -> None:
     """Commit: after this the checkpoint exists."""
-    partial = folder / f"{MANIFEST_FILE}.partial"
-    with partial.open("w") as file:
-        json.dump(manifest.to_document(), file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(folder / MANIFEST_FILE)
+    write_whole(folder / MANIFEST_FILE, json.dumps(manifest.to_document(), indent=1))
 
 
-def record_of(path: Path) -> FileRecord:
+def record_of(path: AnyPath) -> FileRecord:
     """Measure a file."""
     digest = hashlib.sha256()
     size = 0
@@ -69,15 +63,15 @@ def record_of(path: Path) -> FileRecord:
     return FileRecord(bytes=size, sha256=digest.hexdigest())
 
 
-def damage(folder: Path, name: str, expected: FileRecord) -> str | None:
+def damage(folder: AnyPath, name: str, expected: FileRecord) -> str | None:
     """Say what is wrong with a file of a committed checkpoint, or None."""
     path = folder / name
     try:
-        size = path.stat().st_size
+        size = size_of(path)
         if size != expected.bytes:
             return f"{name} has {size} bytes instead of {expected.bytes}"
         return None if record_of(path).sha256 == expected.sha256 else f"{name} has another sha256 than when written"
     except FileNotFoundError:
         return f"{name} is missing"
     except OSError as error:
-        return f"{name} cannot be read ({error.strerror})"
+        return f"{name} cannot be read ({error.strerror or error})"

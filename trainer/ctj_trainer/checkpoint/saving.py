@@ -1,14 +1,11 @@
 """Write one checkpoint: all ranks, into the attempt's own folder, committed by the manifest. Older ones stay."""
 
 import errno
-import shutil
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
@@ -18,6 +15,7 @@ from ctj_trainer.checkpoint.errors import StorageError
 from ctj_trainer.checkpoint.folders import check_fence, folder_of
 from ctj_trainer.checkpoint.manifest import FileRecord, Manifest, read_manifest, record_of, write_manifest
 from ctj_trainer.checkpoint.site import Site
+from ctj_trainer.checkpoint.storage import AnyPath, reader_of, remove_tree, writer_to
 from ctj_trainer.checkpoint.together import await_all, from_first, on_every_rank
 from ctj_trainer.strategies.prepared import Prepared
 
@@ -67,12 +65,12 @@ def write_checkpoint(prepared: Prepared, description: Description, site: Site) -
         from_first(group, lambda: _commit(folder, manifest, site))
     except StorageError:
         if dist.get_rank(group) == 0:  # a full disk must not stay full of a checkpoint that nobody can use
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder, ignore_errors=True)
         raise
     return ref
 
 
-def _clear(folder: Path, site: Site) -> bool:
+def _clear(folder: AnyPath, site: Site) -> bool:
     """Make room; True if this very checkpoint is there already."""
     check_fence(site.root, site.attempt)
     if read_manifest(folder) is not None:
@@ -80,23 +78,23 @@ def _clear(folder: Path, site: Site) -> bool:
     try:
         if folder.exists():
             site.notice(f"replacing {folder}: an earlier save was interrupted before it was complete")
-            shutil.rmtree(folder)
+            remove_tree(folder)
         folder.mkdir(parents=True)
     except OSError as error:
         raise _storage_error(folder, error) from error
     return False
 
 
-def _write_tensors(state: dict[str, Tensor], folder: Path, group: dist.ProcessGroup) -> None:
+def _write_tensors(state: dict[str, Tensor], folder: AnyPath, group: dist.ProcessGroup) -> None:
     try:
-        dcp_save(state, storage_writer=FileSystemWriter(folder), process_group=group)
+        dcp_save(state, storage_writer=writer_to(folder), process_group=group)
     except CheckpointException as error:
         # The same exception on every rank: who failed, and why.
         rank, (cause, _) = next(iter(error.failures.items()))
         raise _storage_error(folder, cause, rank=rank) from error
 
 
-def _measure(folder: Path, group: dist.ProcessGroup) -> dict[str, FileRecord]:
+def _measure(folder: AnyPath, group: dist.ProcessGroup) -> dict[str, FileRecord]:
     """Digest what each rank has written, each its own files."""
     rank = dist.get_rank(group)
     own: dict[str, FileRecord] = {}
@@ -108,7 +106,7 @@ def _measure(folder: Path, group: dist.ProcessGroup) -> dict[str, FileRecord]:
     return dict(sorted((name, record) for part in parts for name, record in part.items()))
 
 
-def _commit(folder: Path, manifest: Manifest, site: Site) -> None:
+def _commit(folder: AnyPath, manifest: Manifest, site: Site) -> None:
     written = elements_in(folder)
     if written < MINIMUM_SHARE * manifest.parameters:
         raise StorageError(
@@ -122,9 +120,9 @@ def _commit(folder: Path, manifest: Manifest, site: Site) -> None:
         raise _storage_error(folder, error) from error
 
 
-def elements_in(folder: Path) -> int:
+def elements_in(folder: AnyPath) -> int:
     """Count the elements of all weights that really lie in a checkpoint's files."""
-    metadata = FileSystemReader(folder).read_metadata()
+    metadata = reader_of(folder).read_metadata()
     return sum(
         chunk.sizes.numel()
         for name, tensor in metadata.state_dict_metadata.items()
@@ -133,7 +131,7 @@ def elements_in(folder: Path) -> int:
     )
 
 
-def _storage_error(folder: Path, cause: BaseException, *, rank: int | None = None) -> StorageError:
+def _storage_error(folder: AnyPath, cause: BaseException, *, rank: int | None = None) -> StorageError:
     where = "" if rank is None else f" on rank {rank}"
     remedies = {
         errno.ENOSPC: "the volume is full; free space, enlarge it or lower spec.training.checkpoint.keep",

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch.distributed as dist
 
 from ctj_api.attempt import LineageEntry
 from ctj_api.report import CheckpointRef
+from ctj_trainer.checkpoint.storage import AnyPath
 
 ARRIVAL_TIMEOUT_SECONDS = 60.0
 
@@ -16,7 +16,7 @@ ARRIVAL_TIMEOUT_SECONDS = 60.0
 class Site:
     """The checkpoint root as one attempt sees it."""
 
-    root: Path
+    root: AnyPath
     attempt: int
     lineage: Sequence[LineageEntry]
     floor_step: int

@@ -35,6 +35,18 @@ def missing_package(settings: Settings) -> str | None:
     for package, (user, source) in needed.items():
         if importlib.util.find_spec(package) is None:
             return f"{package} is not installed in {sys.executable}, and {user} needs it: pip install {source}"
+    return _missing_store(settings.attempt.training.checkpoint.url)
+
+
+def _missing_store(url: str | None) -> str | None:
+    if url is None:
+        return None
+    from fsspec import get_filesystem_class
+
+    try:
+        get_filesystem_class(url.partition("://")[0])
+    except (ImportError, ValueError) as error:  # no such protocol, or its package is not installed: fsspec says which
+        return f"spec.training.checkpoint.url is {url!r}: {error}"
     return None
 
 
