@@ -52,7 +52,7 @@ def test_a_step_trains_the_same_samples_however_it_is_split(
 @settings(deadline=None, max_examples=30)
 @given(resume_after=st.integers(0, 12), seed=SEEDS)
 def test_a_resumed_run_sees_the_tail_of_the_uninterrupted_one(resume_after: int, seed: int) -> None:
-    """huggingface/accelerate#4071: 12 items in batches of 2; a resume in epoch 1 replayed the order of epoch 0."""
+    """C35, huggingface/accelerate#4071: 12 items, batches of 2; a resume in epoch 1 replayed the order of epoch 0."""
     uninterrupted = [SampleOrder(num_samples=12, global_batch_size=2, seed=seed).of_step(s) for s in range(1, 13)]
     resumed = SampleOrder(num_samples=12, global_batch_size=2, seed=seed)
     tail = [resumed.of_step(step) for step in range(resume_after + 1, 13)]
