@@ -232,6 +232,15 @@ def test_a_missing_module_ends_with_4_before_training_and_says_how_to_get_it(pla
     assert not (place.job_folder / "job.json").exists()
 
 
+def test_a_trackers_missing_package_ends_with_4_and_names_the_package(place: Workplace) -> None:
+    place.python.write_text("#!/bin/sh\necho '[\"wandb\"]'\n")
+    job = place.write_job()
+    ended = place.ctj("run", str(job), "--set", "spec.training.trackers=[wandb]")
+    assert ended.code == 4
+    assert "Python module wandb, needed by spec.training.trackers" in ended.err
+    assert "pip install wandb" in ended.err
+
+
 def causal_lm(**config: object) -> dict[str, object]:
     model = {"hiddenSize": 64, "layers": 1, "heads": 2}
     data = {"builtin": "python-stdlib", "sequenceLength": 32}
@@ -242,9 +251,14 @@ def causal_lm(**config: object) -> dict[str, object]:
     ("recipe", "field", "value"),
     [
         (causal_lm(data={"files": ["*.yaml", "texts/*.txt"], "sequenceLength": 32}), "data.files[1]", "texts/*.txt"),
+        (
+            causal_lm(data={"files": ["*.yaml"], "tokenizer": "nowhere.json", "sequenceLength": 32}),
+            "data.tokenizer",
+            "nowhere.json",
+        ),
         (causal_lm(model={"path": "/nowhere/llama"}), "model.path", "/nowhere/llama"),
     ],
-    ids=["data", "weights"],
+    ids=["data", "tokenizer", "weights"],
 )
 def test_files_that_are_not_here_end_with_4_before_anything_starts(
     place: Workplace, recipe: dict[str, object], field: str, value: str

@@ -17,6 +17,8 @@ _PROBE = (
     "import importlib.util, json, sys; print(json.dumps([m for m in sys.argv[1:] if not importlib.util.find_spec(m)]))"
 )
 
+_OURS = "'ctj[trainer]'"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Missing:
@@ -46,6 +48,8 @@ def _modules(spec: Spec, python: str) -> list[Missing]:
     zero3 = [stage.name for stage in spec.ladder if stage.strategy is Strategy.ZERO3]
     if zero3:
         wanted["deepspeed"] = f"stage {', '.join(zero3)} (strategy zero3)"
+    for tracker in spec.training.trackers:
+        wanted |= {"accelerate": "spec.training.trackers", tracker.value: "spec.training.trackers"}
     try:
         probe = subprocess.run([python, "-c", _PROBE, *wanted], capture_output=True, text=True, check=True, timeout=60)
     except (OSError, subprocess.SubprocessError) as error:
@@ -59,7 +63,7 @@ def _modules(spec: Spec, python: str) -> list[Missing]:
     return [
         Missing(
             what=f"Python module {module}, needed by {wanted[module]}, is not installed for {python}",
-            remedy=f"{python} -m pip install 'ctj[trainer]'"
+            remedy=f"{python} -m pip install {module if module in spec.training.trackers else _OURS}"
             + (", or drop that stage" if module == "deepspeed" else ""),
         )
         for module in absent

@@ -20,7 +20,12 @@ def missing_paths(recipe: str, config: dict[str, Any]) -> list[dict[str, str]]:
     """Return field, value and remedy of everything that is not here; what is wrong otherwise the recipe says itself."""
     if recipe != "causal_lm":  # the config of somebody's own recipe is theirs to read
         return []
-    return [*_missing_files(_part(config, "data").get("files")), *_missing_model(_part(config, "model").get("path"))]
+    data, model = _part(config, "data"), _part(config, "model")
+    return [
+        *_missing_files(data.get("files")),
+        *_missing_tokenizer(data.get("tokenizer")),
+        *_missing_model(model.get("path")),
+    ]
 
 
 def _part(config: Any, name: str) -> dict[str, Any]:
@@ -36,6 +41,17 @@ def _missing_files(patterns: Any) -> list[dict[str, str]]:
         }
         for index, pattern in enumerate(patterns if isinstance(patterns, list) else [])
         if isinstance(pattern, str) and not matching(pattern)
+    ]
+
+
+def _missing_tokenizer(path: Any) -> list[dict[str, str]]:
+    if not isinstance(path, str) or Path(path).is_file() or (Path(path) / "tokenizer.json").is_file():
+        return []
+    return [
+        {
+            "what": f"{_CONFIG}.data.tokenizer is {path!r}: neither a file nor a folder with tokenizer.json",
+            "remedy": "correct the path, or start from the folder it is relative to",
+        }
     ]
 
 
