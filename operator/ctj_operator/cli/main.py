@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -228,6 +229,109 @@ def pause(name: Name, work_dir: WorkDir = DEFAULT_WORK_DIR) -> None:
 def resume(name: Name, work_dir: WorkDir = DEFAULT_WORK_DIR) -> None:
     """End a pause."""
     _ask("resume", name, work_dir)
+
+
+_JobFile = Annotated[
+    Path | None, typer.Option("-f", "--file", help="A job's YAML file: its recipe, precision, ladder.", metavar="FILE")
+]
+
+
+@app.command(short_help="Check a recipe or a script before it trains.")
+def check(
+    target: Annotated[
+        str,
+        typer.Argument(help="A recipe (name or module:function) or a script (FILE.py).", metavar="RECIPE|SCRIPT.py"),
+    ] = "",
+    config: Annotated[
+        Path | None, typer.Option("--config", help="YAML or JSON: the recipe's config.", metavar="FILE")
+    ] = None,
+    job: _JobFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what in a model or a script breaks compiled distributed training, where, and what to write instead.
+
+    A recipe's model is built and run on one small batch, on the CPU, without generating code. A script is read,
+    never run. Rules: DDP (all-reduce only in backward, shapes across ranks, unused parameters, no_sync), FSDP (every
+    parameter managed, gathered, sharded again), AMP (nested autocast, fixed dtypes, scaler order), static graphs
+    (branches, loops, shapes and assertions on data, parameters made at run time, export), hooks that would be traced,
+    dtype and device mismatches, numbers read from tensors in layers. Each finding names module or parameter, file and
+    line.
+
+    \b
+    Exit codes:
+      0  no rule is violated
+      1  violations (each is printed with its remedy)
+      2  bad usage, recipe or config
+      4  the trainer is not installed here
+
+    \b
+    Examples:
+      ctj check -f examples/quickstart.yaml
+      ctj check my_package.recipe:build --config config.yaml
+      ctj check train.py --json
+    """
+    from rich.console import Console
+
+    from ctj_operator.cli import checks
+
+    if not target and job is None:
+        raise Refusal("name a recipe or a script, or a job with -f; see ctj check --help")
+    answer = checks.check(target, config=config, job=job)
+    _tell(answer, as_json=as_json, show=lambda: checks.show(answer, Console()))
+    raise typer.Exit(checks.exit_code(answer))
+
+
+@app.command(short_help="Say what is wrong with this machine or a job, from the known lists.")
+def doctor(
+    target: Annotated[
+        str,
+        typer.Argument(help="As for ctj check; may be left out.", metavar="[RECIPE|SCRIPT.py]"),
+    ] = "",
+    job: _JobFile = None,
+    isolate: Annotated[
+        bool, typer.Option("--isolate", help="Run compile alone, prepare and offload alone, and both; say what breaks.")
+    ] = False,
+    cache_dir: Annotated[
+        Path | None, typer.Option("--cache-dir", help="Compiled code, shared by all jobs.", metavar="DIR")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answer the troubleshooting lists, one line per item: compile with Accelerate, offload, regional, enablement.
+
+    Looks at the machine (compiler, Triton, cache folder, variables, versions, the order test) and, with a job, a recipe
+    or a script, at that too, as `ctj check` does. With --isolate each form runs in a process of its own: "offload alone
+    fine, compile alone fine, together broken" is then said with its cure.
+
+    \b
+    Exit codes:
+      0  nothing is wrong
+      1  violations
+      2  bad usage, recipe or config
+      4  something is missing on this machine
+
+    \b
+    Examples:
+      ctj doctor
+      ctj doctor -f job.yaml
+      ctj doctor --isolate my_package.recipe:build
+    """
+    from rich.console import Console
+
+    from ctj_operator.cli import checks, places
+
+    if isolate:
+        answer = checks.isolate(target, job=job)
+    else:
+        answer = checks.doctor(target, job=job, cache=cache_dir or places.cache_dir())
+    _tell(answer, as_json=as_json, show=lambda: checks.show(answer, Console()))
+    raise typer.Exit(checks.exit_code(answer))
+
+
+def _tell(answer: dict[str, object], *, as_json: bool, show: Callable[[], None]) -> None:
+    if as_json:
+        print(json.dumps(answer))
+    else:
+        show()
 
 
 @app.command(short_help="Show hardware profiles, and what this machine resolves to.")

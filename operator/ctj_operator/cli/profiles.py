@@ -1,20 +1,14 @@
 """`ctj profiles`: the hardware profiles, and what this machine resolves to. A process of the trainer is asked."""
 
 import json
-import subprocess
 from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from ctj_api.exit_codes import RunExit
 from ctj_operator.cli import words
-from ctj_operator.local.processes import trainer_python
-from ctj_operator.local.refusal import Refusal
-
-_SECONDS = 300  # importing torch takes a minute on a busy machine
-_BAD_USAGE = 2
+from ctj_operator.cli.trainer import ask_trainer
 
 
 def ask(*, profile: str, device: str) -> dict[str, Any]:
@@ -23,28 +17,8 @@ def ask(*, profile: str, device: str) -> dict[str, Any]:
     Raises:
         Refusal: the device or the platform's file is wrong, or there is no trainer here.
     """
-    command = [trainer_python(), "-m", "ctj_trainer.hardware", "--profile", profile]
-    if device:
-        command += ["--device", device]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise Refusal(_no_trainer(command[0], str(error)), exit_code=RunExit.ENVIRONMENT) from None
-    said = done.stderr.strip()
-    if done.returncode == _BAD_USAGE:
-        raise Refusal(said)
-    if done.returncode != 0:
-        last = said.splitlines()[-1] if said else f"exit code {done.returncode}"
-        raise Refusal(_no_trainer(command[0], last), exit_code=RunExit.ENVIRONMENT)
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
-
-
-def _no_trainer(python: str, why: str) -> str:
-    return (
-        f"the trainer could not be asked ({why}); {python} -m pip install 'ctj[trainer]', "
-        "or set CTJ_TRAINER_PYTHON to a Python that has it"
-    )
+    arguments = ["--profile", profile, *(("--device", device) if device else ())]
+    return ask_trainer("ctj_trainer.hardware", arguments)
 
 
 def show(answer: dict[str, Any], console: Console) -> None:

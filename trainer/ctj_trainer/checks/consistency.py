@@ -94,7 +94,9 @@ def _strided_weights(held: list[tuple[str, Tensor]]) -> Iterator[Finding]:
 
 def _strided_inputs(name: str, given: list[Tensor]) -> Iterator[Finding]:
     for tensor in given:
-        if tensor.dim() < 4 and tensor.numel() > 1 and not tensor.is_contiguous():
+        # Indices are read once; what is multiplied is copied, or compiled once more for each layout.
+        is_strided = tensor.dim() < 4 and tensor.numel() > 1 and not tensor.is_contiguous()
+        if tensor.is_floating_point() and is_strided:
             yield CONTIGUITY.fails(
                 f"input of {name}",
                 evidence=f"strides {tuple(tensor.stride())} of shape {tuple(tensor.shape)}: guarded on, so another "

@@ -20,7 +20,7 @@ from ctj_trainer.checks.trial import Trial
 from ctj_trainer.hooks import OffloadHooks
 from ctj_trainer.hooks.graphs import GraphLog
 from ctj_trainer.hooks.pure import compile_around_hooks
-from ctj_trainer.recipe import Recipe, blocks_of, collate
+from ctj_trainer.recipe import Recipe, collate
 
 HOOKS = Rule(check="offload", name="every side-effecting hook is kept out of graphs")
 PURE = Rule(check="offload", name="graphs hold only computation")
@@ -45,18 +45,7 @@ class Setting:
 def check_recipe(recipe: Recipe, setting: Setting) -> list[Finding]:
     """Run every check on a recipe's model. A check that fails to run says so and does not end the others."""
     trial = Trial.of_recipe(recipe, batch_size=setting.micro_batch_size)
-
-    def blocks(model: nn.Module) -> list[nn.Module]:
-        return blocks_of(model, recipe)
-
-    findings = list(_collected(_model_checks(trial, setting, blocks)))
-    findings += list(_collected([lambda: check_shapes(recipe, setting)]))
-    return findings
-
-
-def check_model(trial: Trial, setting: Setting, blocks: Callable[[nn.Module], list[nn.Module]]) -> list[Finding]:
-    """Run every check that needs no data set."""
-    return list(_collected(_model_checks(trial, setting, blocks)))
+    return list(_collected([*_model_checks(trial, setting), lambda: check_shapes(recipe, setting)]))
 
 
 def check_script(path: Path) -> list[Finding]:
@@ -88,13 +77,13 @@ def check_hooks(model: nn.Module) -> list[Finding]:
     return HOOKS.judge(failures, looked_at=f"{len(registry.hooks)} hooks, all excluded")
 
 
-def check_graphs(trial: Trial, blocks: Callable[[nn.Module], list[nn.Module]]) -> list[Finding]:
+def check_graphs(trial: Trial) -> list[Finding]:
     """Capture the blocks around their hooks and look into the graphs."""
     log = GraphLog()
     model = trial.build()
     OffloadHooks.of(model).exclude_all()
     torch._dynamo.reset()
-    forms = [compile_around_hooks(block, lambda: {"backend": log}) for block in (blocks(model) or [model])]
+    forms = [compile_around_hooks(block, lambda: {"backend": log}) for block in (trial.blocks(model) or [model])]
     with torch.no_grad():
         trial.call(model)
     torch._dynamo.reset()
@@ -125,9 +114,7 @@ def check_shapes(recipe: Recipe, setting: Setting) -> list[Finding]:
     return [*judge_shapes(ranks, dynamic=dynamic), *judge_split(dealing)]
 
 
-def _model_checks(
-    trial: Trial, setting: Setting, blocks: Callable[[nn.Module], list[nn.Module]]
-) -> list[Callable[[], list[Finding]]]:
+def _model_checks(trial: Trial, setting: Setting) -> list[Callable[[], list[Finding]]]:
     model = trial.build()
     sources = forward_sources(model)
     dtype = _DTYPES.get(setting.precision, torch.float32)
@@ -141,14 +128,14 @@ def _model_checks(
         lambda: consistency.check_consistency(trial),
         lambda: parity.check_memory_budget(trial),
         lambda: check_hooks(model),
-        lambda: check_graphs(trial, blocks),
+        lambda: check_graphs(trial),
     ]
     if setting.precision is not Precision.FP32:
         checks.append(lambda: parity.check_gradients(trial, autocast=dtype))
     if Strategy.DDP in setting.strategies:
         checks.append(lambda: check_ddp([trial]))
     if Strategy.FSDP in setting.strategies:
-        checks.append(lambda: check_fsdp(trial, shard(blocks)))
+        checks.append(lambda: check_fsdp(trial, shard(trial.blocks)))
     return checks
 
 
