@@ -89,12 +89,12 @@ def test_every_document_of_a_file_is_judged() -> None:
 
 def test_aliases_that_grow_without_end_are_refused_quickly() -> None:
     levels = "\n".join(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]" for level in range(1, 12))
-    started = time.monotonic()
+    started = time.process_time()
 
     problems = validate_document(f"a0: &a0 [x]\n{levels}\n")
 
     assert "each alias counted as what it repeats" in str(problems[0])
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10
 
 
 STEPS = "spec.training.steps is"
@@ -126,7 +126,7 @@ LADDER = "spec.ladder is"
     ids=lambda value: str(value)[:48],
 )
 def test_hostile_values_get_a_plain_answer_soon(changes: list[str], expected: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()  # our own time: the machine may be busy
     good = yaml.safe_load(next(case.text for case in CASES if case.name == "the smallest job"))
 
     try:
@@ -136,7 +136,7 @@ def test_hostile_values_get_a_plain_answer_soon(changes: list[str], expected: st
 
     assert any(str(problem).startswith(expected) for problem in problems), [str(problem)[:200] for problem in problems]
     assert all(len(str(problem)) < 2000 for problem in problems)
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10
 
 
 @pytest.mark.parametrize(
