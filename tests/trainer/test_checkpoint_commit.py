@@ -105,7 +105,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(ranks: Ranks, 
 
 
 def test_a_half_written_folder_is_replaced_with_one_notice(ranks: Ranks, tmp_path: Path) -> None:
-    """NVIDIA-NeMo/Automodel#3254: the left-over folder made one rank raise while the others hung."""
+    """C37, NVIDIA-NeMo/Automodel#3254: the left-over folder made one rank raise while the others hung."""
     folder = tmp_path / "attempt-00001" / "step-00000020"
     folder.mkdir(parents=True)
     (folder / "__0_0.distcp").write_bytes(b"half a model")
@@ -129,7 +129,7 @@ def saved_by_one_rank_only(root: Path) -> str | None:
 
 
 def test_a_rank_that_saves_alone_learns_who_is_missing(ranks: Ranks, tmp_path: Path) -> None:
-    """deepspeedai/DeepSpeed#6836: a save inside `if main process` wrote empty shards, or hung."""
+    """C33, deepspeedai/DeepSpeed#6836: a save inside `if main process` wrote empty shards, or hung."""
     message, _ = ranks(saved_by_one_rank_only, root=tmp_path)
     assert "checkpoint of step 4" in message
     assert "rank 1 did not come within 0.5 s" in message
