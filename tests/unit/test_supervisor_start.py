@@ -96,3 +96,14 @@ def test_a_trackers_missing_package_is_named_before_anything_starts(
     assert line is not None
     assert "spec.training.trackers (tensorboard) needs it" in line
     assert line.endswith(f"pip install {install}")
+
+
+@pytest.mark.parametrize(("url", "says"), [("nowhere://bucket/c", "Protocol not known: nowhere"), ("file:///c", None)])
+def test_a_store_that_cannot_be_reached_from_this_python_is_named_before_anything_starts(
+    tmp_path: Path, url: str, says: str | None
+) -> None:
+    message = an_attempt()
+    checkpoint = message.training.checkpoint.model_copy(update={"url": url})
+    asked = message.model_copy(update={"training": message.training.model_copy(update={"checkpoint": checkpoint})})
+    line = launch.missing_package(read_settings(environment_of(asked, tmp_path)))
+    assert line == (None if says is None else f"spec.training.checkpoint.url is {url!r}: {says}")
