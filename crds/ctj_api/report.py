@@ -30,6 +30,13 @@ class CompileVerdict(Contract):
     reason: Annotated[
         str, Field(max_length=512, description="Correct and 1.21x faster; probe loss differs by ...; ...")
     ]
+    fault: Annotated[
+        str | None, Field(max_length=32, description="Class of the trouble that made it eager: shape, toolchain, ...")
+    ] = None
+    eager_from_step: Annotated[int | None, Field(ge=0, description="First step it took effect in.")] = None
+    eager_regions: Annotated[
+        str, Field(max_length=512, description="Regions that run eager while the others are compiled, and why.")
+    ] = ""
     probe_loss_relative: float | None = None
     probe_grad_norm_relative: float | None = None
     eager_step_seconds: float | None = None

@@ -38,14 +38,57 @@ class Block(nn.Module):
         return x + y * (1 + self.calls * 1e-9)
 
 
+class Gated(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(self.linear(x))
+
+
+class Late(Block):
+    """Of its own class, and with an attribute that another module changes."""
+
+    late = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.counts_calls:
+            self.calls += 1
+        y = torch.relu(self.linear(x))
+        return x - y if self.late else x + y * -1.0
+
+
+class Constant(Block):
+    """Each with a number of its own: one graph for each of them."""
+
+    number = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.linear(x)) * self.number
+
+
+def blocks_for(oddity: str) -> list[Block]:
+    if oddity.startswith("mixed"):  # three graphs, the third of `blocks.3` alone
+        kinds = (Block, Gated, Block, Late)
+        return [kind("counts_calls" if kind is Late and "counts_calls" in oddity else "none") for kind in kinds]
+    if oddity == "constants":
+        constants = [Constant(oddity) for _ in range(6)]
+        for number, block in enumerate(constants, start=1):
+            block.number = number
+        return list(constants)
+    return [Block(oddity) for _ in range(2)]
+
+
 class Model(nn.Module):
     def __init__(self, oddity: str) -> None:
         super().__init__()
         self.embedding = nn.Embedding(16, WIDTH)
-        self.blocks = nn.ModuleList(Block(oddity) for _ in range(2))
+        self.blocks = nn.ModuleList(blocks_for(oddity))
         self.head = nn.Linear(WIDTH, 16)
+        self.changes_late = oddity == "mixed_late"
+        self.calls = 0
 
     def forward(self, tokens: Tensor) -> Tensor:
+        self.calls += 1
+        if self.changes_late:
+            self.blocks[3].late = self.calls > 12  # the same numbers, by another graph
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x)
@@ -93,5 +136,6 @@ def build(config: dict[str, Any], context: RecipeContext) -> Recipe:
         samples=Samples(ragged=oddity.startswith("ragged")),
         evaluation=Samples(ragged=False) if config.get("brings_evaluation") else None,
         loss=loss,
+        blocks=(lambda model: list(model.blocks)) if oddity.startswith("mixed") else None,  # of several classes
         count_tokens=(lambda batch: int((batch["targets"] != -100).sum())) if oddity == "ragged_counted" else None,
     )

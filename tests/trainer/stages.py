@@ -1,7 +1,11 @@
 """One stage as a test runs it in every rank of a pair: an attempt message in, the report and the records out."""
 
 import itertools
+import math
 import signal
+import time
+from collections import Counter
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch._dynamo import list_backends, register_backend
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 
 from ctj_api.attempt import Attempt
 from ctj_api.names import attempt_folder
@@ -24,6 +29,7 @@ def run(document: dict[str, Any], root: str, name: str = "run") -> dict[str, Any
     """Run the stage on this rank; what it left behind, as plain values."""
     torch._dynamo.reset()
     _register_backends()
+    compilations.clear()
     message = Attempt.from_document(document)
     run_dir = Path(root) / name
     run_dir.mkdir(exist_ok=True, parents=True)
@@ -67,9 +73,52 @@ def _register_backends() -> None:
         ("fails_on_rank_1", fails_on_rank_1),
         ("fails_backward", aot_autograd(fw_compiler=lambda graph, _: graph, bw_compiler=fails)),
         ("wrong_forward", aot_autograd(fw_compiler=wrong, bw_compiler=lambda graph, _: graph)),
+        ("no_number_after_20", no_number_after_20),
+        ("slow_on_rank_1", slow_on_rank_1),
+        *((f"fails_{part}_{nth}_{on}", failing(part, nth=nth, on=on)) for part, nth, on in FAILURES),
+        (
+            "memory_forward_3_all",
+            failing("forward", nth=3, on="all", error=torch.OutOfMemoryError("CUDA out of memory")),
+        ),
     ):
         if name not in list_backends(None):  # this file may be loaded twice in one rank
             register_backend(backend, name=name)
+
+
+FAILURES = [(part, nth, on) for part in ("forward", "backward") for nth in (1, 3, 4) for on in ("all", "one")]
+compilations: Counter[str] = Counter()
+
+
+def failing(part: str, *, nth: int, on: str, error: Exception | None = None) -> Any:
+    """A backend that changes nothing and raises in the forward or backward of its n-th graph, everywhere or on one
+    rank."""
+
+    def compiler(name: str) -> Callable[..., Any]:
+        def compile_part(graph: Any, _: Any) -> Any:
+            compilations[name] += 1
+            if name == part and compilations[name] == nth and (on == "all" or dist.get_rank() == 1):
+                raise error or RuntimeError("no compiler\nin this image")
+            return make_boxed_func(graph)
+
+        return compile_part
+
+    return aot_autograd(fw_compiler=compiler("forward"), bw_compiler=compiler("backward"))
+
+
+def slow_on_rank_1(graph: Any, inputs: Any) -> Any:
+    time.sleep(3.0 * dist.get_rank())
+    return graph
+
+
+def no_number_after_20(graph: Any, inputs: Any) -> Any:
+    """After twenty calls: when the probe and the first steps are over."""
+    calls = itertools.count()
+
+    def run_graph(*arguments: Any) -> Any:
+        outputs = graph(*arguments)
+        return tuple(out * math.nan for out in outputs) if next(calls) > 20 else outputs
+
+    return run_graph
 
 
 def fails(*_: Any) -> Any:

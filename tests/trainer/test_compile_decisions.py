@@ -9,9 +9,23 @@ from tests.trainer.messages import attempt
 from ctj_api.attempt import Attempt, Mode
 from ctj_api.spec import Compile, Keep, Precision, Tolerances
 from ctj_api.tolerances import limits_for
-from ctj_trainer.compile.timing import Speed, StepTime, TimingPlan, measure_speed, plan_timing
-from ctj_trainer.compile.verdict import Cause, Decision, ProbeResult, give_up, judge_probe, judge_speed, store, stored
-from ctj_trainer.compile.watch import CompileFacts, StormRule
+from ctj_trainer.compile.causes import Event, EventKind, FaultClass, Place
+from ctj_trainer.compile.complaint import Complaint, merged
+from ctj_trainer.compile.pressure import Peaks, PressureRule, highest
+from ctj_trainer.compile.storm import StormRule
+from ctj_trainer.compile.timing import SlowDownRule, Speed, StepTime, TimingPlan, measure_speed, plan_timing
+from ctj_trainer.compile.verdict import (
+    Cause,
+    Decision,
+    ProbeResult,
+    give_up,
+    give_up_regions,
+    judge_probe,
+    judge_speed,
+    store,
+    stored,
+)
+from ctj_trainer.memory import MemoryUse
 
 LIMITS = limits_for(Tolerances(), Precision.FP32)
 EQUAL = judge_probe(ProbeResult(loss_relative=1e-8, grad_norm_relative=1e-7), LIMITS)
@@ -129,29 +143,128 @@ def test_giving_up_keeps_the_evidence() -> None:
     assert decision == Decision(cause=Cause.COMPILER, verdict=decision.verdict)
 
 
-def storm_after(recompiles: list[int]) -> int | None:
-    """First step with a complaint, given the total of recompilations after each step."""
-    rule = StormRule()
-    rule.settle(CompileFacts(recompiles=5))
-    for step, total in enumerate(recompiles, start=1):
-        if rule.judge(step, CompileFacts(recompiles=5 + total)):
+PLACE = Place(file="model.py", line=3, function="forward")
+ATTRIBUTE = (
+    "self.step == 3          # self.step += 1  # model.py:5 in forward "
+    "(HINT: torch.compile considers integer attributes of the nn.Module to be static.)"
+)
+SIZE = "tensor 'x' size mismatch at index 1. expected 16, actual 24"
+
+
+def storm_at(steps: list[int], text: str, *, users: int = 1, warm_steps: int = 0, declared: int = 0) -> int | None:
+    """The step in which recompilations of one function, one in each of `steps`, become a storm."""
+    rule = StormRule(declared_shapes=declared)
+    for step in steps:
+        event = Event(kind=EventKind.RECOMPILE, text=text, place=PLACE)
+        if rule.judge(step, [event], is_warming=step <= warm_steps, instances=lambda _: users):
             return step
     return None
 
 
 @pytest.mark.parametrize(
-    ("recompiles", "step"),
+    ("steps", "storm"),
     [
-        ([0, 1, 2, 3], 4),
-        ([0, 1, 1, 2, 2], None),
-        ([1, 2, *(19 * [2]), 3], None),  # the third is outside the window of the first two
-        ([3], 1),
+        ([2, 3, 4], 4),
+        ([2, 4], None),
+        ([1, 2, 22], None),  # the third is outside the window of the first two
+        ([1, 1, 1], 1),
     ],
 )
-def test_three_recompiles_within_twenty_steps_are_a_storm(recompiles: list[int], step: int | None) -> None:
-    assert storm_after(recompiles) == step
+def test_three_recompiles_for_another_value_within_twenty_steps_are_a_storm_c04(
+    steps: list[int], storm: int | None
+) -> None:
+    assert storm_at(steps, ATTRIBUTE) == storm
 
 
-def test_a_failure_or_a_limit_counts_at_once_and_is_named() -> None:
-    assert StormRule().judge(1, CompileFacts(failures=1, failure_reason="x")) == "backend_failed: x"
-    assert StormRule().judge(1, CompileFacts(limit_hits=1, recompile_reason="y")) == "recompile_limit: y"
+def test_constants_of_each_layer_are_no_storm_while_the_first_steps_run() -> None:
+    assert storm_at([1] * 12, ATTRIBUTE, users=12, warm_steps=2) is None
+    assert storm_at([3, 3, 4], ATTRIBUTE, users=12, warm_steps=2) == 4  # all twelve have run by then: they change
+
+
+def test_eight_lengths_in_random_order_are_a_set_and_not_a_storm_c30() -> None:
+    assert storm_at([2, 3, 5, 6, 9, 14, 30], SIZE) is None
+    assert storm_at(list(range(1, 13)), SIZE) == 9  # no limit of the job's own stopped it before
+    assert storm_at(list(range(1, 13)), SIZE, declared=24) is None
+
+
+def test_functions_are_judged_apart() -> None:
+    rule = StormRule()
+    for step in range(1, 6):
+        event = Event(kind=EventKind.RECOMPILE, text=ATTRIBUTE, place=replace(PLACE, line=step))
+        assert rule.judge(step, [event], is_warming=False, instances=lambda _: 1) is None
+
+
+def test_a_storm_names_attribute_value_place_and_fix_c04() -> None:
+    rule = StormRule()
+    event = Event(kind=EventKind.RECOMPILE, text=ATTRIBUTE, place=PLACE)
+    storm = rule.judge(4, [event] * 3, is_warming=False, instances=lambda _: 1)
+    assert str(storm) == (
+        "recompile_storm: 3 in 20 steps: integer attribute step changes (guarded on 3) at model.py:5 in forward; "
+        "keep it as a tensor (a buffer), or move it out of forward"
+    )
+
+
+STORM = Complaint(fault=FaultClass.INT_ATTRIBUTE, reason="recompile_storm: step", regions=("blocks.1",))
+
+
+def test_ranks_act_on_one_complaint_that_names_every_region_any_of_them_named() -> None:
+    other = replace(STORM, regions=("blocks.0",), reason="backend_failed: x")
+    assert merged([None, None]) is None
+    assert merged([STORM, other]) == replace(STORM, regions=("blocks.0", "blocks.1"))
+    assert merged([None, other]) == replace(other, reason="backend_failed: x (rank 1)")
+    assert merged([STORM, replace(other, regions=())]) == replace(STORM, regions=())  # all of them
+
+
+def test_a_region_given_up_leaves_the_verdict_and_is_told_in_it() -> None:
+    decision = give_up_regions(EQUAL, STORM, names=("blocks.1",), step=7)
+    verdict = decision.verdict
+    assert verdict.mode is Mode.COMPILED
+    assert (verdict.fault, verdict.eager_from_step) == ("int_attribute", 7)
+    assert "eager: blocks.1 (1): recompile_storm: step" in verdict.reason
+    assert not decision.is_eager_throughout
+    timed = judge_speed(decision, Speed(compiled_seconds=1.0, eager_seconds=1.5), Compile(), compile_seconds=1.0)
+    assert timed.eager_regions == ("blocks.1",)
+    assert timed.verdict.reason.startswith("Correct, and 1.50 times as fast as eager")
+    assert timed.verdict.reason.endswith("eager: blocks.1 (1): recompile_storm: step")
+    both = give_up_regions(timed, replace(STORM, reason="again"), names=("blocks.0", "blocks.1"), step=9)
+    assert both.verdict.reason.count("eager:") == 1
+
+
+def test_a_decision_keeps_its_regions_over_a_restart(tmp_path: Path) -> None:
+    decision = give_up_regions(EQUAL, STORM, names=("blocks.1",), step=7)
+    store(decision, tmp_path, stage="ddp")
+    assert stored([tmp_path], stage="ddp") == decision
+
+
+@pytest.mark.parametrize(
+    ("used", "complains"),
+    [([0.98, 0.98, 0.98], True), ([0.98, 0.98, 0.5, 0.98, 0.98], False), ([0.96] * 9, False)],
+)
+def test_memory_pressure_is_three_samples_in_a_row_above_the_gates_threshold(
+    used: list[float], complains: bool
+) -> None:
+    rule = PressureRule()
+    said = [rule.judge(MemoryUse(used=int(share * 1000), peak=0, limit=1000)) for share in used]
+    assert bool(said[-1]) is complains
+    assert PressureRule().judge(MemoryUse(used=10, peak=10, limit=None)) == ""
+
+
+def test_eager_is_no_remedy_for_memory_unless_every_rank_saw_it_need_less() -> None:
+    less = Peaks(compiled=200, eager=100)
+    assert less.why_not_eager == ""
+    assert highest([less, less]).why_not_eager == ""
+    assert "eager steps were seen to need" in highest([less, Peaks(compiled=200, eager=300)]).why_not_eager
+    assert "not been measured" in highest([less, Peaks(compiled=200)]).why_not_eager
+
+
+def test_compiled_steps_that_became_slower_than_eager_are_told_once() -> None:
+    rule = SlowDownRule()
+
+    def told(seconds: float, count: int) -> list[str]:
+        taken = [StepTime(step=step, mode=Mode.COMPILED, seconds=seconds) for step in range(count)]
+        return [text for time in taken if (text := rule.judge(time, eager_seconds=1.0))]
+
+    assert told(1.09, 40) == []
+    assert len(told(1.2, 60)) == 1
+    assert told(9.0, 40) == []
+    assert SlowDownRule().judge(StepTime(step=1, mode=Mode.COMPILED, seconds=9.0), eager_seconds=None) == ""

@@ -1,5 +1,6 @@
 """What placement, guard, watch and probe do to a model and to the process."""
 
+import logging
 import time
 from contextlib import nullcontext
 from typing import Any
@@ -14,6 +15,7 @@ from torch import nn
 from ctj_api.attempt import Mode
 from ctj_api.spec import CompileScope, Precision, Strategy, Tolerances
 from ctj_api.tolerances import limits_for
+from ctj_trainer.compile.causes import Event, diagnose
 from ctj_trainer.compile.guard import CompileGuard, guarded
 from ctj_trainer.compile.policy import CompilePolicy
 from ctj_trainer.compile.probe import Outcome, probe
@@ -88,13 +90,26 @@ def leaves_the_process_alone() -> None:
     import torch._functorch.config as functorch
     from torch._dynamo.callback import callback_handler
 
-    before = (dynamo.suppress_errors, functorch.force_non_lazy_backward_lowering)
+    def switches() -> tuple[object, ...]:
+        log = logging.getLogger("torch._dynamo.symbolic_convert.__graph_breaks")
+        return (
+            dynamo.suppress_errors,
+            functorch.force_non_lazy_backward_lowering,
+            dynamo.recompile_limit,
+            torch._dynamo.eval_frame._stance.stance,
+            torch._dynamo.utils._compilation_metrics.maxlen,
+            (log.level, log.propagate, len(log.handlers)),
+        )
+
+    torch.compiler.set_stance("eager_on_recompile")  # the caller's own
+    before = switches()
     handlers = list(callback_handler.start_callbacks)
     with guarded(on_compiling=nullcontext) as guard:
         assert dynamo.suppress_errors
         assert functorch.force_non_lazy_backward_lowering
         guard.run(Mode.EAGER)
-    assert (dynamo.suppress_errors, functorch.force_non_lazy_backward_lowering) == before
+    assert switches() == before
+    torch.compiler.set_stance("default")
     assert callback_handler.start_callbacks == handlers
     module = Plain()
     module.compile(backend="aot_eager")
@@ -108,7 +123,7 @@ def test_the_guard_leaves_no_setting_behind(ranks: Ranks) -> None:
     ranks(leaves_the_process_alone)
 
 
-def watched() -> tuple[CompileFacts, CompileFacts, float]:
+def watched() -> tuple[CompileFacts, CompileFacts, float, list[Event]]:
     torch._dynamo.reset()
     with guarded(on_compiling=nullcontext) as guard:
         breaking, model = Breaking(), Model("counts_calls")
@@ -123,19 +138,21 @@ def watched() -> tuple[CompileFacts, CompileFacts, float]:
         began = time.perf_counter()
         for _ in range(100):
             guard.watch.read()
-        return broken, stormed, (time.perf_counter() - began) / 100
+        return broken, stormed, (time.perf_counter() - began) / 100, guard.watch.take()
 
 
 def test_the_watch_counts_breaks_recompiles_and_limits_and_names_the_reason(ranks: Ranks) -> None:
-    broken, stormed, seconds = ranks(watched)[0]
+    broken, stormed, seconds, events = ranks(watched)[0]
     assert broken.graph_breaks == 1
     assert broken.graphs == 2
     assert broken.recompiles == 0
     assert stormed.recompiles == 3
     assert stormed.limit_hits >= 1
     assert stormed.graph_breaks == 1
-    assert "calls" in stormed.recompile_reason
-    assert "\n" not in stormed.recompile_reason
+    assert stormed.recompiles_by == {"int_attribute": 3}
+    assert broken.breaks_by == {"unsupported": 1}
+    assert "integer attribute calls changes" in str(diagnose(events[0]))
+    assert {event.place.function for event in events if event.place} == {"forward"}  # the limit's record names none
     assert seconds < 2e-4  # 2e-5 on an idle machine
 
 
@@ -158,6 +175,7 @@ def probed(oddity: str) -> tuple[ProbeResult, int]:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     generator = torch.get_rng_state()
     with guarded(on_compiling=nullcontext) as guard:
+        guard.attach(model)
         limits = limits_for(Tolerances(), Precision.FP32)
         result = probe(run, inner=model, guard=guard, limits=limits, ranks=everyone())
         graphs = guard.watch.read().graphs

@@ -9,6 +9,7 @@ from ctj_api.exit_codes import ExitCode
 from ctj_trainer.batches import BatchError
 from ctj_trainer.checkpoint import FencedError, MismatchError, MissingRanksError, StorageError
 from ctj_trainer.compile.policy import CompileConfigError
+from ctj_trainer.compile.session import NoFallbackError
 from ctj_trainer.loop import NonFiniteError
 from ctj_trainer.messages import MessageError
 from ctj_trainer.recipe import DataError, RecipeError
@@ -30,6 +31,7 @@ _BY_CLASS: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (DataError, ExitCode.DATA_OR_STORAGE),
     (StorageError, ExitCode.DATA_OR_STORAGE),
     (NonFiniteError, ExitCode.NON_FINITE),
+    (NoFallbackError, ExitCode.COMPILE),
     (MessageError, ExitCode.CONFIGURATION),
     (FencedError, ExitCode.PEER_LOST),
     (CompiledCodeError, ExitCode.PEER_LOST),  # its effect: the peers are lost to us; another attempt is right

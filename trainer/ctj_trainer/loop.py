@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ctj_api.attempt import Attempt
+from ctj_api.attempt import Attempt, Mode
 from ctj_api.report import CheckpointRef
 from ctj_trainer import progress
 from ctj_trainer.checkpoint import Checkpoints, Description
+from ctj_trainer.compile.causes import REMEDIES, FaultClass
+from ctj_trainer.compile.complaint import Complaint, merged
 from ctj_trainer.compile.probe import Outcome
 from ctj_trainer.compile.session import CompileSession
-from ctj_trainer.compile.verdict import Cause
 from ctj_trainer.evaluation import Evaluator
 from ctj_trainer.gradients import COUNTING_NOTICE, Gradients, StepLoss
 from ctj_trainer.loss_scale import FLOOR
@@ -87,12 +88,16 @@ class Loop:
         facts_before = parts.session.facts
         parts.session.before_step(step)
         mode = parts.session.mode_of(step)
+        if parts.session.measures_peak(step):
+            parts.telemetry.start_peak()
         loss = parts.gradients.compute(step, parts.gradients.batches_of(step))
-        asked, complaint = self._vote(parts.session.look(step))
+        asked, complaint = self._vote(parts.session.look(step, memory=parts.telemetry.last_memory))
         rate = self._schedule.learning_rate(step)
         norm = self._update(loss, rate)
         scale = parts.prepared.loss_scale
         skipped = scale is not None and scale.skipped and math.isfinite(loss.loss)
+        if mode is Mode.COMPILED and not skipped and not _are_finite(loss, norm):
+            mode, (loss, norm, complaint) = Mode.EAGER, self._again(step, rate, complaint)
         seconds = time.perf_counter() - began
         facts = parts.session.facts
         record = StepRecord(
@@ -116,7 +121,8 @@ class Loop:
             at=time.time(),
         )
         self._publish(record, asked)
-        parts.session.after_step(step, seconds=seconds, compiling=record.compiling)
+        peak = parts.telemetry.last_peak if parts.session.measures_peak(step) else None
+        parts.session.after_step(step, seconds=seconds, compiling=record.compiling, peak=peak)
         self._act(asked, complaint)
         if asked.stop or self._is_save_due(step):
             self._save(step)
@@ -137,22 +143,24 @@ class Loop:
 
         scale = parts.prepared.loss_scale
         before = scale.state if scale else None
-        parts.session.run_probe(run, parts.prepared)
+        for complaint in parts.session.run_probe(run, parts.prepared, step=step):
+            parts.telemetry.fell_back(complaint.fault)
         if scale is not None and before is not None:
             scale.state, scale.skipped = before, False
         self._announce()
 
-    def _vote(self, complaint: str) -> tuple[Request, str]:
+    def _vote(self, complaint: Complaint | None) -> tuple[Request, Complaint | None]:
         """Agree on what is asked. The texts are exchanged only where somebody asks for something."""
         parts = self.parts
         mine = parts.requests.now()
         ballot = [bool(mine.stop), bool(mine.eager), bool(complaint), -mine.sequence]
         stop, eager, complaining, minus_sequence = parts.ranks.vote(ballot)
         if not (stop or complaining) and not (eager and not parts.session.gave_up):
-            return Request(sequence=-minus_sequence), ""
+            return Request(sequence=-minus_sequence), None
         said = parts.ranks.gather((mine.stop, mine.eager, complaint))
-        first = [next((texts[i] for texts in said if texts[i]), "") for i in range(3)]
-        return Request(stop=first[0], eager=first[1], sequence=-minus_sequence), first[2]
+        first = [next((texts[i] for texts in said if texts[i]), "") for i in range(2)]
+        agreed = merged([complaint for *_, complaint in said])
+        return Request(stop=first[0], eager=first[1], sequence=-minus_sequence), agreed
 
     def _update(self, loss: StepLoss, rate: float) -> float:
         if not math.isfinite(loss.loss):
@@ -170,6 +178,17 @@ class Loop:
         found = parts.evaluator.loss(is_stopping=lambda: bool(parts.requests.now().stop))
         parts.telemetry.phase(progress.TRAINING)
         return found
+
+    def _again(self, step: int, rate: float, complaint: Complaint | None) -> tuple[StepLoss, float, Complaint | None]:
+        """Repeat a step that gave no number, eager: nothing was updated, and the loss and norm are every rank's."""
+        parts = self.parts
+        with parts.session.eagerly():
+            loss = parts.gradients.compute(step, parts.gradients.batches_of(step))
+        norm = self._update(loss, rate)
+        if _are_finite(loss, norm):
+            reason = f"not_finite: compiled gave no number in step {step}, eager did; {REMEDIES[FaultClass.NUMERICS]}"
+            complaint = complaint or Complaint(fault=FaultClass.NUMERICS, reason=reason)
+        return loss, norm, complaint
 
     def _publish(self, record: StepRecord, asked: Request) -> None:
         parts = self.parts
@@ -190,22 +209,28 @@ class Loop:
             )
         self.step = record.step
 
-    def _act(self, asked: Request, complaint: str) -> None:
+    def _act(self, asked: Request, complaint: Complaint | None) -> None:
         """Change course between two steps."""
         parts = self.parts
         if parts.gradients.counts_by_forward:
             parts.notice(COUNTING_NOTICE)
-        if parts.session.gave_up or not (complaint or asked.eager):
+        if parts.session.gave_up:
             return
-        cause = Cause.COMPILER if complaint else Cause.CONTROL
-        parts.session.fall_back(cause=cause, reason=complaint or asked.eager)
-        parts.telemetry.fell_back(cause)
+        if asked.eager:
+            parts.session.obey(asked.eager, step=self.step + 1)
+            parts.telemetry.fell_back("control")
+        elif complaint and parts.session.fall_back(complaint, step=self.step + 1):
+            parts.telemetry.fell_back(complaint.fault)
         self._announce()
 
     def _announce(self) -> None:
-        verdict = self.parts.session.verdict
-        if verdict is not None and self.parts.session.gave_up:
-            self.parts.notice(f"eager from step {self.step + 1} on: {verdict.reason}")
+        session = self.parts.session
+        for text in session.notices.take():
+            self.parts.notice(text)
+        verdict = session.verdict
+        if verdict is None or verdict.eager_from_step is None:
+            return
+        self.parts.notice(f"eager from step {verdict.eager_from_step} on: {verdict.eager_regions or verdict.reason}")
 
     def _is_save_due(self, step: int) -> bool:
         attempt = self.parts.attempt
@@ -228,3 +253,7 @@ class Loop:
         )
         parts.telemetry.saved(step, time.perf_counter() - began)
         parts.telemetry.phase(progress.TRAINING)
+
+
+def _are_finite(loss: StepLoss, norm: float) -> bool:
+    return math.isfinite(loss.loss) and math.isfinite(norm)

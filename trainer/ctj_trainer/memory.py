@@ -26,6 +26,8 @@ class MemoryUse:
     used: int
     peak: int
     limit: int | None
+    recent_peak: int | None = None
+    """Peak since `start_peak`; None where the system cannot start one anew."""
 
     @property
     def peak_ratio(self) -> float | None:
@@ -44,8 +46,36 @@ def memory_use(device: "torch.device | None" = None, *, local_processes: int = 1
 
         # Reserved, not allocated: what the allocator holds is what nobody else on this device can have.
         used, peak = torch.cuda.memory_reserved(device), torch.cuda.max_memory_reserved(device)
-        return MemoryUse(used=used, peak=peak, limit=limit)
-    return MemoryUse(used=_resident_bytes(), peak=_peak_resident_bytes(), limit=limit)
+        recent: int | None = torch.cuda.max_memory_allocated(device)
+    else:
+        used, peak = _resident_bytes(), _peak_resident_bytes()
+        recent = peak if _started.is_possible else None
+    return MemoryUse(used=used, peak=max(peak, _started.peak_before), limit=limit, recent_peak=recent)
+
+
+class _StartedPeak:
+    """What the system forgets when a peak is measured anew."""
+
+    peak_before = 0
+    is_possible = False
+
+
+_started = _StartedPeak()
+
+
+def start_peak(device: "torch.device | None" = None) -> None:
+    """Measure `recent_peak` from here on; `peak` stays that of the whole process."""
+    _started.peak_before = memory_use(device).peak
+    if device is not None and device.type == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: resets the peak and nothing else
+    except OSError:
+        return
+    _started.is_possible = True
 
 
 def process_limit(device: "torch.device | None", *, local_processes: int) -> int | None:

@@ -102,6 +102,7 @@ def run_stage(scene: Scene) -> str:
     scene.telemetry.phase(progress.LOADING)
     with _session(scene) as session:
         prepared = _laid_out(scene, recipe, policy if session.is_compiled else None)
+        session.attach(prepared.inner)
         found = checkpoints.load(prepared)
         with _tracking(scene, found) as trackers:
             loop = _loop(
@@ -128,10 +129,11 @@ def _trained(scene: Scene, loop: Loop, memory: Sequence[MemoryPrediction]) -> st
             raise refused from error
         from ctj_trainer.failures import CompiledCodeError, kind_of
 
-        reason = loop.parts.session.blame(error) if kind_of(error) is ExitCode.USER_CODE else ""
+        is_unknown = kind_of(error) is ExitCode.USER_CODE
+        reason = loop.parts.session.blame(error, step=loop.step + 1) if is_unknown else ""
         if not reason:
             raise
-        raise CompiledCodeError(f"step {loop.step + 1}: {reason}; the next attempt runs this stage eager") from error
+        raise CompiledCodeError(f"step {loop.step + 1}: {reason}") from error
 
 
 def _predicted(scene: Scene, recipe: Recipe) -> Sequence[MemoryPrediction]:

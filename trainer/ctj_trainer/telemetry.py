@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ctj_api.attempt import Attempt, Mode
 from ctj_trainer import progress
-from ctj_trainer.compile.watch import CompileFacts
-from ctj_trainer.memory import MemoryUse, memory_use
+from ctj_trainer.compile.watch import ByClass, CompileFacts
+from ctj_trainer.memory import MemoryUse, memory_use, start_peak
 from ctj_trainer.metrics import RankMetrics
 from ctj_trainer.progress import ProgressWriter
 from ctj_trainer.ranks import Ranks
@@ -41,6 +41,8 @@ class Telemetry:
         self._phase = progress.STARTING
         self._entered: set[str] = set()
         self._facts = CompileFacts()
+        self.last_memory: MemoryUse | None = None
+        self.last_peak: int | None = None
 
     def phase(self, phase: str) -> None:
         """Enter a phase of `Progress`; its first time is logged with the seconds since this process began."""
@@ -64,9 +66,14 @@ class Telemetry:
         """Memory of this rank now."""
         return memory_use(self._device, local_processes=self._local_processes)
 
+    def start_peak(self) -> None:
+        """Measure the peak of the coming step apart from the process's."""
+        start_peak(self._device)
+
     def step(self, record: StepRecord, *, facts: CompileFacts, num_samples: int, sequence: int) -> None:
         """Publish one finished optimizer step."""
-        memory = self.memory()
+        memory = self.last_memory = self.memory()
+        self.last_peak = memory.recent_peak
         if self._records is not None:
             self._records.add(record.model_copy(update={"memory_bytes": memory.peak}))
         self._tell(
@@ -91,8 +98,9 @@ class Telemetry:
         self._metrics.set("ctj_checkpoint_seconds", seconds)
 
     def fell_back(self, cause: str) -> None:
-        """Count a change from compiled to eager."""
+        """Count a change from compiled to eager, and show it at once."""
         self._metrics.add("ctj_fallback_total", label=cause)
+        self._metrics.publish(force=True)
 
     def non_finite(self) -> None:
         """Count a step whose loss or gradient norm is no number, and show it at once."""
@@ -127,13 +135,18 @@ class Telemetry:
         if memory.limit:
             metrics.set("ctj_memory_limit_bytes", memory.limit)
         metrics.add("ctj_compile_seconds_total", facts.compile_seconds - before.compile_seconds)
-        self._add_if_any("ctj_compile_recompiles_total", facts.recompiles - before.recompiles, "guard")
-        self._add_if_any("ctj_compile_graph_breaks_total", facts.graph_breaks - before.graph_breaks, "any")
-        self._add_if_any("ctj_compile_failures_total", facts.failures - before.failures, "backend")
+        self._add_by_class("ctj_compile_recompiles_total", facts.recompiles_by, before.recompiles_by)
+        self._add_by_class("ctj_compile_graph_breaks_total", facts.breaks_by, before.breaks_by)
+        self._add_by_class("ctj_compile_failures_total", facts.failures_by, before.failures_by)
         self._add_if_any("ctj_compile_cache_requests_total", facts.cache_hits - before.cache_hits, "hit")
         self._add_if_any("ctj_compile_cache_requests_total", facts.cache_misses - before.cache_misses, "miss")
         self._facts = facts
         metrics.publish()
+
+    def _add_by_class(self, name: str, now: ByClass, before: ByClass) -> None:
+        if now is not before:
+            for fault, count in now.items():
+                self._add_if_any(name, count - before.get(fault, 0), fault)
 
     def _add_if_any(self, name: str, amount: int, label: str) -> None:
         if amount:

@@ -1,27 +1,38 @@
 """How does compiled training survive the compiler? Settings, flips and heartbeats while the guard is entered.
 
 A failed compilation runs that region eagerly instead of raising. The backward is compiled together with the forward: a
-backward that fails later leaves DDP unusable and, under FSDP2, silently wrong gradients. Both settings belong to the
-whole process, so they are restored on leaving.
+backward that fails later leaves DDP unusable and, under FSDP2, silently wrong gradients. These settings belong to the
+whole process, so each is put back on leaving.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 from ctj_api.attempt import Mode
+from ctj_trainer.compile.breaks import listening
+from ctj_trainer.compile.causes import Event
+from ctj_trainer.compile.in_place import CompiledRegions
 from ctj_trainer.compile.watch import CompileWatch
 
 
 class CompileGuard:
-    """Hold compiled execution of this process; use as `with guarded(...) as guard`."""
+    """Hold compiled execution of this process; use as `with guarded(...) as guard`, and attach the model."""
 
-    def __init__(self) -> None:
+    def __init__(self, breaks: Sequence[Event] = ()) -> None:
         self.watch = CompileWatch()
         self.mode = Mode.COMPILED
+        self.regions = CompiledRegions(nn.Module())
+        self.breaks = breaks
+        """The first break of each line of source, with its place."""
+
+    def attach(self, inner: nn.Module) -> None:
+        """Know the regions of the model, once it is laid out."""
+        self.regions = CompiledRegions(inner)
 
     def run(self, mode: Mode) -> None:
         """Run regions compiled or eager from now on. Only between optimizer steps: a flip between forward and backward
@@ -29,6 +40,16 @@ class CompileGuard:
         if mode is not self.mode:
             torch.compiler.set_stance("default" if mode is Mode.COMPILED else "force_eager")
             self.mode = mode
+
+    def give_up(self, names: Sequence[str]) -> None:
+        """Run these regions eager for good, and free what was compiled for them. Only between optimizer steps."""
+        self.regions.make_eager(names)
+        self.regions.forget()
+
+    def close(self) -> None:
+        """Leave torch's records and entries as if nothing had failed here."""
+        self.regions.forget()
+        self.watch.close()
 
 
 @contextmanager
@@ -57,8 +78,10 @@ def guarded(*, on_compiling: Callable[[], AbstractContextManager[None]]) -> Iter
         stack.callback(callback_handler.remove_start_callback, started)
         callback_handler.register_end_callback(ended)
         stack.callback(callback_handler.remove_end_callback, ended)
-        stack.callback(torch.compiler.set_stance, "default")
-        yield CompileGuard()
+        stack.enter_context(torch.compiler.set_stance("default"))  # the caller's own stance is back afterwards
+        guard = CompileGuard(stack.enter_context(listening()))
+        stack.callback(guard.close)
+        yield guard
 
 
 @contextmanager

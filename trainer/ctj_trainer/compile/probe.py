@@ -1,22 +1,27 @@
 """Is compiled equal to eager? Both forward and backward on the same micro batch from equal state, without an update.
 
-It doubles as the warm-up: the first compilation happens here, on every rank, before any step counts.
+It doubles as the warm-up: the first compilation happens here, on every rank, before any step counts. Where only some
+regions fail or differ, those alone become eager.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from ctj_api.attempt import Mode
 from ctj_api.tolerances import Limits
+from ctj_trainer.compile.causes import REMEDIES, FaultClass
+from ctj_trainer.compile.complaint import Complaint, about_failures, merged
 from ctj_trainer.compile.guard import CompileGuard
 from ctj_trainer.compile.verdict import ProbeResult
 from ctj_trainer.evidence import relative_difference
 from ctj_trainer.ranks import Ranks
+
+MOST_PASSES = 16  # to find the region that differs: 2 log2(regions) for one that does
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,48 +37,88 @@ Pass = Callable[[int], Outcome]
 
 
 def probe(run: Pass, *, inner: nn.Module, guard: CompileGuard, limits: Limits, ranks: Ranks) -> ProbeResult:
-    """Compare the two forms. Leaves weights, buffers, generators and optimizer as they were. Collective."""
+    """Compare the two forms, and make eager what stands in the way of the rest.
+
+    Leaves weights, buffers, generators and optimizer as they were. Collective.
+    """
+    given_up: list[Complaint] = []
     with torch.random.fork_rng(devices=[ranks.device] if ranks.device.type == "cuda" else []):
-        result = _compare(run, inner, guard, ranks)
-        if result.problem or _within(result, limits) or not _is_stochastic(run, inner, guard):
-            return result
+        while True:
+            result, complaint = _compare_fairly(run, inner, guard, limits, ranks)
+            result = replace(result, given_up=tuple(given_up))
+            if complaint is None or not complaint.regions or {*complaint.regions} >= {*guard.regions.compiled}:
+                return result
+            guard.give_up(complaint.regions)
+            given_up.append(complaint)
+
+
+def _compare_fairly(
+    run: Pass, inner: nn.Module, guard: CompileGuard, limits: Limits, ranks: Ranks
+) -> tuple[ProbeResult, Complaint | None]:
+    result, complaint = _compare(run, inner, guard, limits, ranks)
+    if complaint is None or complaint.fault is not FaultClass.NUMERICS:
+        return result, complaint
+    if _is_stochastic(run, inner, guard):
         # Eager and compiled draw different masks; compare without them. One more graph, only for such models.
         with _evaluating(inner):
-            return _compare(run, inner, guard, ranks)
+            result, complaint = _compare(run, inner, guard, limits, ranks)
+            if complaint is not None and complaint.fault is FaultClass.NUMERICS:
+                complaint = _located(complaint, run, inner, guard, limits)
+        return result, complaint
+    return result, _located(complaint, run, inner, guard, limits)
 
 
-def _compare(run: Pass, inner: nn.Module, guard: CompileGuard, ranks: Ranks) -> ProbeResult:
+def _compare(
+    run: Pass, inner: nn.Module, guard: CompileGuard, limits: Limits, ranks: Ranks
+) -> tuple[ProbeResult, Complaint | None]:
     guard.run(Mode.EAGER)
     eager = run_from(run, inner, seed=0)
     guard.run(Mode.COMPILED)
     began = time.perf_counter()
     compiled = run_from(run, inner, seed=0)
     compiled_seconds = time.perf_counter() - began
-    problem = _first_problem(guard, ranks)
-    if problem:
-        return ProbeResult(problem=problem)
-    return ProbeResult(
-        loss_relative=relative_difference(compiled.loss, eager.loss),
-        grad_norm_relative=relative_difference(compiled.grad_norm, eager.grad_norm),
-        compiled_seconds=compiled_seconds,
-    )
+    complaint = merged(ranks.gather(_problem(guard)))
+    if complaint is not None:
+        return ProbeResult(problem=complaint.reason, fault=complaint.fault), complaint
+    result = _difference(compiled, eager, seconds=compiled_seconds)
+    if _within(result, limits):
+        return result, None
+    return result, Complaint(fault=FaultClass.NUMERICS, reason=f"not equal to eager: {result}")
 
 
-def _first_problem(guard: CompileGuard, ranks: Ranks) -> str:
-    """Why there is no compiled form to compare, on the first rank that has none."""
+def _problem(guard: CompileGuard) -> Complaint | None:
+    """Why there is no compiled form to compare."""
     facts = guard.watch.read()
-    problem = ""
-    if facts.failures:
-        problem = f"backend_failed: {facts.failure_reason}"
-    elif facts.limit_hits:
-        problem = f"recompile_limit: {facts.recompile_reason}"
-    elif not facts.graphs:
-        problem = "nothing_compiled: no graph was captured; are the blocks torch.nn containers or disabled?"
-    problems = [(rank, text) for rank, text in enumerate(ranks.gather(problem)) if text]
-    if not problems:
-        return ""
-    rank, text = problems[0]
-    return text if len(problems) == ranks.world_size else f"{text} (rank {rank})"
+    complaint = about_failures(guard.watch.take(), guard.regions)
+    if complaint is None and not facts.graphs:
+        reason = "nothing_compiled: no graph was captured; are the blocks torch.nn containers or disabled?"
+        return Complaint(fault=FaultClass.UNKNOWN, reason=reason)
+    return complaint
+
+
+def _located(complaint: Complaint, run: Pass, inner: nn.Module, guard: CompileGuard, limits: Limits) -> Complaint:
+    """Find the regions that differ when they alone are compiled. The same on every rank: what is compared is global."""
+    guard.run(Mode.EAGER)
+    eager = run_from(run, inner, seed=0)
+    guard.run(Mode.COMPILED)
+    passes = 0
+
+    def is_equal(names: Sequence[str]) -> bool:
+        nonlocal passes
+        passes += 1
+        with guard.regions.only(names):
+            return _within(_difference(run_from(run, inner, seed=0), eager), limits)
+
+    def differing(names: tuple[str, ...]) -> tuple[str, ...]:
+        if is_equal(names):
+            return ()
+        if len(names) == 1 or passes >= MOST_PASSES:
+            return names
+        half = len(names) // 2
+        return (*differing(names[:half]), *differing(names[half:])) or names
+
+    found = tuple(name for group in guard.regions.alike() for name in differing(group))
+    return replace(complaint, reason=f"{complaint.reason}; {REMEDIES[FaultClass.NUMERICS]}", regions=found)
 
 
 def run_from(run: Pass, inner: nn.Module, *, seed: int) -> Outcome:
@@ -84,6 +129,14 @@ def run_from(run: Pass, inner: nn.Module, *, seed: int) -> Outcome:
         for name, buffer in inner.named_buffers():
             buffer.copy_(before[name])
     return outcome
+
+
+def _difference(compiled: Outcome, eager: Outcome, *, seconds: float | None = None) -> ProbeResult:
+    return ProbeResult(
+        loss_relative=relative_difference(compiled.loss, eager.loss),
+        grad_norm_relative=relative_difference(compiled.grad_norm, eager.grad_norm),
+        compiled_seconds=seconds,
+    )
 
 
 def _is_stochastic(run: Pass, inner: nn.Module, guard: CompileGuard) -> bool:

@@ -1,26 +1,42 @@
 """How do the regions of this stage run, step by step? Holds the verdict and the one place where it changes."""
 
 import logging
-import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from torch import nn
+
 from ctj_api.attempt import Attempt, Mode
 from ctj_api.report import CompileVerdict
-from ctj_api.spec import CompileScope
+from ctj_api.spec import CompileScope, Fallback
 from ctj_api.tolerances import limits_for
+from ctj_trainer.compile.blame import blamed
+from ctj_trainer.compile.causes import REMEDIES, FaultClass
+from ctj_trainer.compile.complaint import Complaint, about_failures, about_storm
 from ctj_trainer.compile.guard import CompileGuard
+from ctj_trainer.compile.notices import Notices
+from ctj_trainer.compile.pressure import Peaks, PressureRule, highest
 from ctj_trainer.compile.probe import Pass, probe
-from ctj_trainer.compile.timing import WARM_STEPS, StepTime, measure_speed, plan_timing
-from ctj_trainer.compile.verdict import Cause, Decision, give_up, judge_probe, judge_speed, store
-from ctj_trainer.compile.watch import CompileFacts, StormRule, one_line
+from ctj_trainer.compile.storm import StormRule
+from ctj_trainer.compile.timing import WARM_STEPS, SlowDownRule, StepTime, measure_speed, plan_timing
+from ctj_trainer.compile.verdict import (
+    Cause,
+    Decision,
+    give_up,
+    give_up_all,
+    give_up_regions,
+    judge_probe,
+    judge_speed,
+    store,
+)
+from ctj_trainer.compile.watch import CompileFacts
+from ctj_trainer.memory import MemoryUse
 from ctj_trainer.ranks import Ranks
 from ctj_trainer.records import StepRecord
 from ctj_trainer.strategies.prepared import Prepared
 
 log = logging.getLogger("ctj")
-_COMPILER_FOLDERS = ("/torch/_dynamo/", "/torch/_inductor/", "/torch/_functorch/")
 
 
 def why_not_compiled(attempt: Attempt, decision: Decision | None) -> str:
@@ -32,6 +48,10 @@ def why_not_compiled(attempt: Attempt, decision: Decision | None) -> str:
     if decision is not None and decision.is_eager_throughout:
         return decision.verdict.reason
     return ""
+
+
+class NoFallbackError(RuntimeError):
+    """Compiled code must be given up, and the job asked to fail rather than to go on eager."""
 
 
 class CompileSession:
@@ -46,14 +66,26 @@ class CompileSession:
         self._ranks = ranks
         self._plan = plan_timing(attempt)
         self._storm = StormRule()
+        self._pressure = PressureRule()
+        self._slow_down = SlowDownRule()
+        self._peaks = Peaks()
         self._times: dict[int, StepTime] = {}
         self._steps_here = 0
         self._recompiles_at_warm = 0
         self.facts = CompileFacts()
         self.decision = decision
+        self.notices = Notices()
         if guard is None and decision is None:
             reason = why_not_compiled(attempt, None)
             self.decision = give_up(None, cause=Cause.CONTROL, reason=reason)
+
+    def attach(self, inner: nn.Module) -> None:
+        """Know the regions of the model as it is laid out; those an earlier attempt gave up are eager again."""
+        if self._guard is None:
+            return
+        self._guard.attach(inner)
+        if self.decision is not None:
+            self._guard.give_up(self.decision.eager_regions)
 
     @property
     def verdict(self) -> CompileVerdict | None:
@@ -98,13 +130,23 @@ class CompileSession:
         for r in records:
             self._note(StepTime(step=r.step, mode=r.mode, seconds=r.seconds, compiling=r.compiling))
 
-    def run_probe(self, run: Pass, prepared: Prepared) -> None:
-        """Decide whether compiled is correct, and store it. Collective."""
+    def run_probe(self, run: Pass, prepared: Prepared, *, step: int) -> list[Complaint]:
+        """Decide whether compiled is correct, and store it; returns what was made eager for it. Collective."""
         assert self._guard is not None
         limits = limits_for(self._attempt.compile.tolerances, self._attempt.training.precision)
         result = probe(run, inner=prepared.inner, guard=self._guard, limits=limits, ranks=self._ranks)
         self.facts = self._guard.watch.read()
-        self._decide(judge_probe(result, limits))
+        decision = judge_probe(result, limits)
+        self.notices.about_breaks(self._guard.breaks, self._guard.regions)
+        if decision.is_eager_throughout:
+            fault = result.fault or FaultClass.NUMERICS
+            complaint = Complaint(fault=fault, reason=decision.verdict.reason)
+            self.fall_back(complaint, step=step, evidence=decision)
+            return [complaint]
+        for complaint in result.given_up:
+            decision = give_up_regions(decision, complaint, names=self._guard.regions.eager, step=step)
+        self._decide(decision)
+        return list(result.given_up)
 
     def mode_of(self, step: int) -> Mode:
         """How a step runs."""
@@ -119,42 +161,93 @@ class CompileSession:
         if self._guard is not None:
             self._guard.run(self.mode_of(step))
 
-    def look(self, step: int) -> str:
-        """Read the compiler's counters after a backward; return why compiled code must be given up, or nothing."""
-        if self._guard is None:
-            return ""
+    def look(self, step: int, *, memory: MemoryUse | None = None) -> Complaint | None:
+        """Read the compiler's counters after a backward; return what must become eager, and why."""
+        if self._guard is None or self.gave_up:
+            return None
         self.facts = self._guard.watch.read()
-        if self._steps_here < WARM_STEPS:
-            self._storm.settle(self.facts)
-        return "" if self.gave_up else self._storm.judge(step, self.facts)
+        events, regions = self._guard.watch.take(), self._guard.regions
+        if events:
+            self.notices.about_seconds(self.facts)
+            is_warming = self._steps_here < WARM_STEPS
+            storm = self._storm.judge(step, events, is_warming=is_warming, instances=regions.instances)
+            return about_failures(events, regions) or (about_storm(storm, regions) if storm else None)
+        pressure = self._pressure.judge(memory)
+        if not pressure or self.mode_of(step) is Mode.EAGER:
+            return None
+        return Complaint(fault=FaultClass.MEMORY_PRESSURE, reason=f"{pressure}; {REMEDIES[FaultClass.MEMORY_PRESSURE]}")
 
-    def after_step(self, step: int, *, seconds: float, compiling: bool) -> None:
+    def after_step(self, step: int, *, seconds: float, compiling: bool, peak: int | None = None) -> None:
         """Note the duration, and decide once the last timed step is over. Collective at that step."""
         self._steps_here += 1
         if self._steps_here == WARM_STEPS:
             self._recompiles_at_warm = self.facts.recompiles
         if self._guard is None:
             return
-        self._note(StepTime(step=step, mode=self.mode_of(step), seconds=seconds, compiling=compiling))
+        time = StepTime(step=step, mode=self.mode_of(step), seconds=seconds, compiling=compiling)
+        self._note(time)
+        if peak is not None and not compiling:
+            self._peaks = self._peaks.with_step(time.mode, peak)
         if step == self._plan.last and self.decision is not None and self.decision.cause is Cause.CORRECT:
             self._conclude()
+        elif step > self._plan.last and self.verdict is not None:
+            self.notices.add(self._slow_down.judge(time, eager_seconds=self.verdict.eager_step_seconds))
 
-    def fall_back(self, *, cause: Cause, reason: str) -> None:
-        """Eager from the next step on. Every rank calls this after the same step."""
-        before = self.decision
-        self._decide(give_up(before, cause=cause, reason=reason), keep=cause is not Cause.CONTROL)
+    def measures_peak(self, step: int) -> bool:
+        """Whether the memory that this step needs is evidence: while both forms run in turn."""
+        return self._guard is not None and self._plan.is_timed(step)
 
-    def blame(self, error: Exception) -> str:
-        """Return why the next attempt runs eager, if `error` came out of compiled code; else nothing.
+    def fall_back(self, complaint: Complaint, *, step: int, evidence: Decision | None = None) -> bool:
+        """Make eager, from `step` on, what the complaint names. Every rank calls this between the same two steps.
+
+        Returns whether anything changed: under memory pressure nothing does where eager needs as much. Collective.
+
+        Raises:
+            NoFallbackError: `spec.compile.fallback` is Fail.
+        """
+        assert self._guard is not None
+        is_pressure = complaint.fault is FaultClass.MEMORY_PRESSURE
+        if self._attempt.compile.fallback is Fallback.FAIL and not is_pressure:
+            raise NoFallbackError(f"{complaint.reason}; spec.compile.fallback is Fail: Eager goes on without compiling")
+        if is_pressure:
+            obstacle = highest(self._ranks.gather(self._peaks)).why_not_eager
+            if obstacle:
+                self.notices.add(f"{complaint.reason}; it stays compiled: {obstacle}", once=obstacle)
+                return False
+        before, regions = evidence or self.decision, self._guard.regions
+        is_partial = complaint.regions and not {*complaint.regions} >= {*regions.compiled}
+        self._guard.give_up(complaint.regions if is_partial else regions.compiled)
+        if is_partial and before is not None:
+            self._times.clear()  # of another form
+            self._decide(give_up_regions(before, complaint, names=regions.eager, step=step))
+        else:
+            self._guard.run(Mode.EAGER)
+            self._decide(give_up_all(before, complaint, step=step))
+        return True
+
+    def obey(self, reason: str, *, step: int) -> None:
+        """Eager from `step` on, because the deciding side asks for it; the next attempt is asked anew."""
+        decision = give_up(self.decision, cause=Cause.CONTROL, reason=reason, step=step)
+        self._decide(decision, keep=False)
+
+    def blame(self, error: Exception, *, step: int) -> str:
+        """Return what the next attempt runs eager, and why, if `error` came out of compiled code; else nothing.
 
         Not collective: one rank may have failed while its peers wait, so this attempt is lost. The verdict is stored
         for the next one. A mistake in the recipe's own code looks the same here, and will show itself there.
         """
-        if self._guard is None or self._guard.mode is Mode.EAGER or not _came_through_compiler(error):
+        if self._guard is None or self._guard.mode is Mode.EAGER:
             return ""
-        reason = one_line(f"compiled code raised {type(error).__name__}: {error}")
-        store(give_up(self.decision, cause=Cause.COMPILER, reason=reason), self._folder, stage=self._attempt.stage.name)
-        return reason
+        complaint = blamed(error, self._guard.regions)
+        if complaint is None:
+            return ""
+        if complaint.regions and self.decision is not None:
+            names = (*self._guard.regions.eager, *complaint.regions)
+            decision, what = give_up_regions(self.decision, complaint, names=names, step=step), ", ".join(names)
+        else:
+            decision, what = give_up_all(self.decision, complaint, step=step), "this stage"
+        store(decision, self._folder, stage=self._attempt.stage.name)
+        return f"{complaint.reason}; the next attempt runs {what} eager"
 
     def _note(self, time: StepTime) -> None:
         """Keep only what is timed: a stage may have millions of steps."""
@@ -175,8 +268,3 @@ class CompileSession:
         log.info("compile verdict: %s: %s", decision.verdict.mode, decision.verdict.reason)
         if keep and self._ranks.rank == 0:
             store(decision, self._folder, stage=self._attempt.stage.name)
-
-
-def _came_through_compiler(error: Exception) -> bool:
-    frames = traceback.extract_tb(error.__traceback__)
-    return any(part in frame.filename for frame in frames for part in _COMPILER_FOLDERS)

@@ -5,6 +5,7 @@ slows both sides.
 """
 
 import statistics
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -60,6 +61,34 @@ class Speed:
     def speedup(self) -> float:
         """Eager time over compiled time: above 1 compiled is faster."""
         return self.eager_seconds / self.compiled_seconds
+
+
+SLOW_DOWN = 1.1
+_RECENT_STEPS = 20
+
+
+class SlowDownRule:
+    """Notices that compiled steps, once judged, have become slower than eager ones were. Says it once.
+
+    The machine may be slower too, so nothing is flipped: a second timing would change the numbers of a run.
+    """
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._has_told = False
+
+    def judge(self, time: StepTime, *, eager_seconds: float | None) -> str:
+        """Return what is wrong after this step, or nothing."""
+        if self._has_told or eager_seconds is None or time.mode is not Mode.COMPILED or time.compiling:
+            return ""
+        self._recent.append(time.seconds)
+        if len(self._recent) < _RECENT_STEPS or statistics.median(self._recent) <= SLOW_DOWN * eager_seconds:
+            return ""
+        self._has_told = True
+        return (
+            f"silent_slow_down: the last {_RECENT_STEPS} compiled steps took {statistics.median(self._recent):.3g} s "
+            f"(median), eager ones took {eager_seconds:.3g} s; `ctj retry-compile` measures both again"
+        )
 
 
 def plan_timing(attempt: Attempt) -> TimingPlan:

@@ -1,17 +1,20 @@
-"""What has the compiler done so far, and is it still sane? Read after every optimizer step, in microseconds.
+"""What has the compiler done so far? Read after every optimizer step, in microseconds where nothing happened.
 
-Counts graphs, recompilations with their reasons, breaks, failures and cache hits from torch's own records, and tells a
-recompile storm from a warm-up.
+Counts graphs, recompilations, breaks, failures, seconds and cache look-ups from torch's own records, each by its class,
+and keeps what happened since it was last asked, for the rules that judge it.
 """
 
-from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-STORM_RECOMPILES = 3
-STORM_WINDOW_STEPS = 20
+from ctj_trainer.compile.causes import Event, EventKind, FaultClass, Place, count_by_class, diagnose
+
 _RECORDS_KEPT = 4096  # torch keeps 64, too few for a storm over many regions
-_REASON_LENGTH = 300
+_LIMIT_TEXT = "Dynamo recompile limit exceeded"
+_LIMIT_ERROR = "FailOnRecompileLimitHit"
+
+ByClass = Mapping[FaultClass, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,26 +29,37 @@ class CompileFacts:
     compile_seconds: float = 0.0
     cache_hits: int = 0
     cache_misses: int = 0
-    recompile_reason: str = ""
-    failure_reason: str = ""
+    recompiles_by: ByClass = field(default_factory=dict)
+    breaks_by: ByClass = field(default_factory=dict)
+    failures_by: ByClass = field(default_factory=dict)
 
 
 class CompileWatch:
-    """Follow torch's compile records of this process."""
+    """Follow torch's compile records of this process, from now on."""
 
     def __init__(self) -> None:
         from torch._dynamo import utils
 
         self._metrics = utils.get_compilation_metrics
         self._counters = utils.counters
+        self._records_kept_before = utils._compilation_metrics.maxlen or _RECORDS_KEPT
         utils.set_compilation_metrics_limit(_RECORDS_KEPT)
         records = self._metrics()
         self._last = records[-1] if records else None
         self._begin = self._counts()
+        self._breaks_at_begin = dict(self._breaks())
+        self._frames: dict[str, Place] = {}
+        self._events: list[Event] = []
         self._facts = CompileFacts()
 
+    def close(self) -> None:
+        """Keep as few records as before."""
+        from torch._dynamo import utils
+
+        utils.set_compilation_metrics_limit(self._records_kept_before)
+
     def read(self) -> CompileFacts:
-        """Return the totals now. Costs microseconds where nothing was compiled since the last call."""
+        """Return the totals now."""
         records = self._metrics()
         graphs, breaks, hits, misses = self._counts()
         # Breaks alone make no record.
@@ -53,27 +67,77 @@ class CompileWatch:
             return self._facts
         new = _since(records, self._last)
         self._last = records[-1] if records else None
-        failed = [m for m in new if m.fail_type and not _is_limit_hit(m)]
-        recompiled = [m for m in new if m.recompile_reason and not _is_limit_hit(m) and m.is_forward is not False]
-        limited = [m for m in new if _is_limit_hit(m)]
+        events = [event for record in new if (event := self._event(record)) is not None]
+        self._events += events
+        of = {kind: [event for event in events if event.kind is kind] for kind in EventKind}
         before = self._facts
         self._facts = CompileFacts(
             graphs=graphs - self._begin[0],
             graph_breaks=breaks - self._begin[1],
             cache_hits=hits - self._begin[2],
             cache_misses=misses - self._begin[3],
-            recompiles=before.recompiles + len(recompiled),
-            failures=before.failures + len(failed),
-            limit_hits=before.limit_hits + len(limited),
-            compile_seconds=before.compile_seconds + sum((m.duration_us or 0) for m in new) / 1e6,
-            recompile_reason=before.recompile_reason or _first(_recompile_reason(m) for m in [*recompiled, *limited]),
-            failure_reason=before.failure_reason or _first(_failure_reason(m) for m in failed),
+            recompiles=before.recompiles + len(of[EventKind.RECOMPILE]),
+            failures=before.failures + len(of[EventKind.FAILURE]),
+            limit_hits=before.limit_hits + len(of[EventKind.LIMIT]),
+            compile_seconds=before.compile_seconds + sum((record.duration_us or 0) for record in new) / 1e6,
+            recompiles_by=_added(before.recompiles_by, of[EventKind.RECOMPILE]),
+            breaks_by=self._breaks_by_class() if breaks - self._begin[1] != before.graph_breaks else before.breaks_by,
+            failures_by=_added(before.failures_by, of[EventKind.FAILURE]),
         )
         return self._facts
 
+    def take(self) -> list[Event]:
+        """Return the recompilations, limit hits and failures since the last call; the caller judges them once."""
+        events, self._events = self._events, []
+        return events
+
+    def _event(self, record: Any) -> Event | None:
+        """Translate a record of torch's; None where nothing but a first compilation happened."""
+        place = self._place(record)
+        reason = _without_id(record.recompile_reason or "")
+        is_backward = record.is_forward is False
+        if record.fail_type == _LIMIT_ERROR or (record.fail_reason or "").startswith(_LIMIT_TEXT):
+            return Event(kind=EventKind.LIMIT, text=reason, place=place)
+        if record.fail_type:
+            return Event(
+                kind=EventKind.FAILURE,
+                text=record.fail_reason or "",
+                error=record.fail_type,
+                place=place,
+                is_backward=is_backward,
+            )
+        if reason and not is_backward:
+            return Event(kind=EventKind.RECOMPILE, text=reason, place=place)
+        return None
+
+    def _place(self, record: Any) -> Place | None:
+        """The function a record is about. A limit hit and a backward name none, but share a frame number with it."""
+        frame = str(record.compile_id).partition("/")[0].removeprefix("[").rpartition("!")[2]
+        if record.co_filename:
+            line = int(record.co_firstlineno or 0)
+            self._frames[frame] = Place(file=record.co_filename, line=line, function=record.co_name or "")
+        return self._frames.get(frame)
+
+    def _breaks(self) -> Mapping[str, int]:
+        """How often each text was the reason of a break. A limit hit, no break, is among torch's texts too."""
+        texts: dict[str, int] = {}
+        for counter in (self._counters["unimplemented"], self._counters["graph_break"]):
+            for text, count in counter.items():
+                if not text.startswith(_LIMIT_TEXT):
+                    texts[text] = texts.get(text, 0) + count
+        return texts
+
+    def _breaks_by_class(self) -> ByClass:
+        counts: dict[FaultClass, int] = {}
+        for text, count in self._breaks().items():
+            new = count - self._breaks_at_begin.get(text, 0)
+            if new > 0:
+                fault = diagnose(Event(kind=EventKind.GRAPH_BREAK, text=text)).fault
+                counts[fault] = counts.get(fault, 0) + new
+        return counts
+
     def _counts(self) -> tuple[int, int, int, int]:
         counters = self._counters
-        # A break lands in one of two places by its kind; a limit hit, no break, is in `unimplemented` too.
         broken = sum(n for text, n in counters["unimplemented"].items() if not text.startswith(_LIMIT_TEXT))
         breaks = broken + sum(n for text, n in counters["graph_break"].items() if not text.startswith(_LIMIT_TEXT))
         inductor = counters["inductor"]
@@ -85,38 +149,6 @@ class CompileWatch:
         )
 
 
-class StormRule:
-    """Too many recompilations after warm-up mean that guards never settle: eager is cheaper."""
-
-    def __init__(self) -> None:
-        self._recent: deque[tuple[int, int]] = deque()  # (step, recompilations in it)
-        self._seen = 0
-
-    def settle(self, facts: CompileFacts) -> None:
-        """Take what was compiled so far as warm-up."""
-        self._seen = facts.recompiles
-        self._recent.clear()
-
-    def judge(self, step: int, facts: CompileFacts) -> str:
-        """Return why compiled code must be given up, in one line; empty while all is well."""
-        if facts.failures:
-            return f"backend_failed: {facts.failure_reason}"
-        if facts.limit_hits:
-            return f"recompile_limit: {facts.recompile_reason}"
-        if facts.recompiles > self._seen:
-            self._recent.append((step, facts.recompiles - self._seen))
-            self._seen = facts.recompiles
-        while self._recent and self._recent[0][0] <= step - STORM_WINDOW_STEPS:
-            self._recent.popleft()
-        in_window = sum(count for _, count in self._recent)
-        if in_window >= STORM_RECOMPILES:
-            return f"recompile_storm: {in_window} in {STORM_WINDOW_STEPS} steps: {facts.recompile_reason}"
-        return ""
-
-
-_LIMIT_TEXT = "Dynamo recompile limit exceeded"
-
-
 def _since(records: list[Any], last: Any) -> list[Any]:
     """Return the records after `last`; found from the end, so that a full ring of records does not stall the count."""
     for index in range(len(records) - 1, -1, -1):
@@ -125,22 +157,14 @@ def _since(records: list[Any], last: Any) -> list[Any]:
     return records
 
 
-def _is_limit_hit(record: Any) -> bool:
-    return bool(record.fail_reason) and record.fail_reason.startswith(_LIMIT_TEXT)
+def _added(before: ByClass, events: list[Event]) -> ByClass:
+    if not events:
+        return before
+    new = count_by_class(diagnose(event) for event in events)
+    return {fault: before.get(fault, 0) + new.get(fault, 0) for fault in {**before, **new}}
 
 
-def _recompile_reason(record: Any) -> str:
-    return one_line(f"{record.co_name or 'function'}: {record.recompile_reason}")
-
-
-def _failure_reason(record: Any) -> str:
-    return one_line(f"{record.fail_type}: {record.fail_reason}")
-
-
-def _first(reasons: Any) -> str:
-    return next(iter(reasons), "")
-
-
-def one_line(text: str) -> str:
-    """Collapse white space and cut, for reports and labels."""
-    return " ".join(text.split())[:_REASON_LENGTH]
+def _without_id(reason: str) -> str:
+    """Torch puts the number of the failed cache entry before a reason: "0/1: ..."."""
+    number, colon, rest = reason.partition(": ")
+    return rest if colon and "/" in number and " " not in number else reason
