@@ -4,7 +4,7 @@ VENV := .venv/bin
 export PYTHONSAFEPATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-unit test-disturb lint format generate lock bench-compile bench-guard clean-runs environment environment-dev binaries browser
+.PHONY: help quickstart test test-unit test-disturb lint format generate lock bench-compile bench-guard bench-memory clean-runs environment environment-dev binaries browser
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -40,6 +40,9 @@ bench-compile: environment-dev ## first compiled step: regional / full, warm / c
 
 bench-guard: environment-dev ## what our own work costs a step, against 250 ms and a hand-written loop; table and JSON
 	$(VENV)/python bench/guard.py
+
+bench-memory: environment-dev ## predicted memory against measured, and against published figures; table and JSON
+	$(VENV)/python bench/memory.py
 
 lock: ## resolve pyproject.toml again into requirements/*.lock
 	$(VENV)/python -m uv pip compile -q pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \

@@ -1,8 +1,9 @@
 """How much memory will one process of each stage need at its peak? Answered before anything is allocated.
 
-Parameters, gradients and AdamW's state are counted exactly from the meta-device model and laid out as each strategy
-does it. Activations are counted, not estimated from a formula: one forward on fake tensors records what autograd would
-keep (a forward on the meta device itself would choose the slow attention and overstate it fourfold at length 256).
+Parameters, gradients and AdamW's state are counted from the meta-device model and laid out as each strategy does it
+(`memory_states.py`). Activations are counted, not estimated from a formula: one forward on fake tensors records what
+autograd would keep (a forward on the meta device itself would choose the slow attention and overstate it fourfold at
+length 256). The peak is looked for along the backward, where activations go as gradients come.
 """
 
 import copy
@@ -15,41 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from ctj_api.report import MemoryPrediction
-from ctj_api.spec import ActivationCheckpointing, Precision, Stage, Strategy, Training
+from ctj_api.spec import ActivationCheckpointing, Precision, Stage, Training
 from ctj_trainer.memory import process_limit
+from ctj_trainer.memory_states import FP32, ModelSize, States, offloaded, states_of
 from ctj_trainer.strategies.foundation import HALF
 
 Loss = Callable[[nn.Module, Mapping[str, Tensor]], tuple[Tensor, Tensor]]
 
-_FP32 = 4
-_HALF = 2
-_ADAM = 2 * _FP32  # exp_avg and exp_avg_sq, kept in fp32 by every strategy
-
 
 class CannotPredict(RuntimeError):
     """The model cannot run on fake tensors (its forward looks at values); training is not affected."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSize:
-    """What of a model matters for its memory, in elements."""
-
-    parameters: int
-    trainable: int
-    largest_block: int
-    outside_blocks: int
-
-    @classmethod
-    def of(cls, model: nn.Module, blocks: Sequence[nn.Module]) -> "ModelSize":
-        """Count each parameter once, also where two names share it."""
-        per_block = [sum(p.numel() for p in block.parameters()) for block in blocks]
-        parameters = sum(p.numel() for p in model.parameters())
-        return cls(
-            parameters=parameters,
-            trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
-            largest_block=max(per_block, default=0),
-            outside_blocks=parameters - sum(per_block),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,15 +37,20 @@ class Activations:
     entrances: tuple[int, ...]
     largest: int
 
-    def peak(self, checkpointing: ActivationCheckpointing) -> int:
-        """Bytes at the turn from forward to backward, plus the gradient of the largest kept tensor.
+    def along_backward(self, checkpointing: ActivationCheckpointing) -> list[int]:
+        """Bytes kept at the start of backward, and while each block's gradients are made, the last block first.
 
         Checkpointed blocks keep their entrance only, and one block at a time is recomputed (Chen et al. 2016,
         "Training deep nets with sublinear memory cost").
         """
-        if checkpointing is ActivationCheckpointing.BLOCKS and self.inside:
-            return self.outside + sum(self.entrances) + max(self.inside) + self.largest
-        return self.outside + sum(self.inside) + self.largest
+        if checkpointing is ActivationCheckpointing.NONE:
+            return [self.outside + sum(self.inside), *(sum(self.inside[: k + 1]) for k in self._last_first)]
+        recomputed = (sum(self.entrances[: k + 1]) + self.inside[k] for k in self._last_first)
+        return [self.outside + sum(self.entrances), *recomputed]
+
+    @property
+    def _last_first(self) -> range:
+        return range(len(self.inside) - 1, -1, -1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,43 +81,52 @@ def predict_memory(
         CannotPredict: the forward does not run on fake tensors.
     """
     size = ModelSize.of(model, workload.blocks)
-    activations = count_activations(model, workload, training.precision).peak(training.activation_checkpointing)
-    fixed = baseline_bytes + activations
+    activations = count_activations(model, workload, training.precision)
     return [
         MemoryPrediction(
             stage=stage.name,
-            predicted_bytes=fixed + state_bytes(size, stage=stage, precision=training.precision),
+            predicted_bytes=baseline_bytes
+            + peak_bytes(
+                _states(size, stage, workload.device),
+                size,
+                activations,
+                checkpointing=training.activation_checkpointing,
+            ),
             limit_bytes=process_limit(workload.device, local_processes=stage.local_processes),
         )
         for stage in ladder
     ]
 
 
-def state_bytes(size: ModelSize, *, stage: Stage, precision: Precision) -> int:
-    """Bytes of parameters, gradients and optimizer state in one process, with what a strategy gathers at its peak."""
-    if stage.strategy in (Strategy.SINGLE, Strategy.DDP):
-        # DDP's buckets are views of the gradients (gradient_as_bucket_view), so that it needs no more than single.
-        return size.parameters * _FP32 + size.trainable * (_FP32 + _ADAM)
-    if stage.strategy is Strategy.FSDP:
-        return _fsdp_bytes(size, stage.world_size, precision)
-    return _zero3_bytes(size, stage.world_size, precision)
+def _states(size: ModelSize, stage: Stage, device: torch.device) -> States:
+    """On a CPU offloading moves nothing: the host's memory is the device's."""
+    states = states_of(size, stage.strategy, stage.world_size)
+    return states if device.type == "cpu" else offloaded(states, stage.offload)
 
 
-def _fsdp_bytes(size: ModelSize, world: int, precision: Precision) -> int:
-    """Shards in fp32; gathered at the peak: the root group for the whole step, one block and the prefetched next one,
-    and one block's unsharded gradient (Zhao et al. 2023, "PyTorch FSDP", section 3; FSDP2 keeps the root gathered)."""
-    wide = _FP32 if precision is Precision.FP32 else _HALF
-    sharded = (size.parameters * _FP32 + size.trainable * (_FP32 + _ADAM)) // world
-    gathered = (size.outside_blocks + 2 * size.largest_block) * wide + size.largest_block * wide
-    return sharded + gathered
+def peak_bytes(
+    states: States, size: ModelSize, activations: Activations, *, checkpointing: ActivationCheckpointing
+) -> int:
+    """Find the largest sum along a step: at the turn to backward, in each block's backward, and before the update."""
+    steady = states.parameters + states.optimizer + states.buffers + (states.gradients if states.gradients_stay else 0)
+    grown = 0 if states.gradients_stay else states.gradients / max(size.trainable, 1)  # bytes for each element
+    # Two tensors of the largest kind on the way (a gradient and what it is made from); or a whole gradient beside its
+    # bucket.
+    passing = max(2 * activations.largest, size.largest_parameter * FP32 if states.gradients_stay else 0)
+    done = [0, *_done(size)]
+    kept = activations.along_backward(checkpointing)
+    moments = [bytes_ + grown * elements for bytes_, elements in zip(kept, done, strict=False)]
+    backward = max(moments) + passing + states.gathered + (states.flushed if states.flushes_early else 0)
+    return steady + int(max(backward, grown * size.trainable + states.gathered, states.flushed))
 
 
-def _zero3_bytes(size: ModelSize, world: int, precision: Precision) -> int:
-    """Shards of working weights, their fp32 copy, gradients and AdamW's state (Rajbhandari et al. 2020, "ZeRO", section
-    3.1: 2 + 2 + 12 bytes; DeepSpeed keeps the fp32 copy in fp32 runs too), and one gathered block with its gradient."""
-    work = _FP32 if precision is Precision.FP32 else _HALF
-    sharded = (size.parameters * work + size.trainable * (work + _FP32 + _ADAM)) // world
-    return sharded + (size.outside_blocks + 2 * size.largest_block) * work
+def _done(size: ModelSize) -> list[int]:
+    """Elements that have their gradient when each block's backward starts, the last block first."""
+    done, total = [], size.outside.trainable
+    for block in reversed(size.blocks):
+        done.append(total)
+        total += block.trainable
+    return done
 
 
 def count_activations(model: nn.Module, workload: Workload, precision: Precision) -> Activations:
