@@ -19,8 +19,9 @@ from ctj_trainer.checks.articles import ITEMS, Topic
 from ctj_trainer.checks.ci import check_ci
 from ctj_trainer.checks.finding import Verdict, violations
 from ctj_trainer.checks.forms import try_form
+from ctj_trainer.checks.hook_audit import check_hooks
 from ctj_trainer.checks.isolate import Form, Tried, judge
-from ctj_trainer.checks.model_checks import Setting, check_hooks, check_recipe, check_script
+from ctj_trainer.checks.model_checks import Setting, check_recipe, check_script
 from ctj_trainer.checks.order_test import ORDER_TEST, judge_orders, order_test
 from ctj_trainer.checks.trial import Trial
 from ctj_trainer.recipe import RecipeContext, load_recipe

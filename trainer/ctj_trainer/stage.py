@@ -25,6 +25,7 @@ from ctj_trainer.compile.verdict import Decision, stored
 from ctj_trainer.evaluation import Evaluator, hold_out
 from ctj_trainer.evidence import RankFigures, measure
 from ctj_trainer.gradients import Gradients
+from ctj_trainer.hooks.frozen import FrozenHooks
 from ctj_trainer.loop import Loop, NonFiniteError, Parts
 from ctj_trainer.messages import MessageError
 from ctj_trainer.outcome import Outcome, replay_reference
@@ -103,12 +104,15 @@ def run_stage(scene: Scene) -> str:
     with _session(scene) as session:
         prepared = _laid_out(scene, recipe, policy if session.is_compiled else None)
         session.attach(prepared.inner)
+        hooks = _checked(scene, recipe, prepared) if session.is_compiled else None
         found = checkpoints.load(prepared)
         with _tracking(scene, found) as trackers:
             loop = _loop(
                 scene, recipe, prepared, session=session, checkpoints=checkpoints, found=found, trackers=trackers
             )
             stopped = _trained(scene, loop, memory)
+        for text in hooks.changes(prepared.inner) if hooks else ():
+            scene.notice(text)
         if not stopped:
             _export(scene, recipe, prepared)
         _report(scene, loop, memory, ExitCode.STOPPED if stopped else ExitCode.DONE)
@@ -219,9 +223,12 @@ def _laid_out(scene: Scene, recipe: Recipe, policy: CompilePolicy | None) -> Pre
     attempt = scene.attempt
 
     def compile_in_place(model: nn.Module, strategy: Strategy) -> None:
+        from ctj_trainer.checks.at_start import exclude_hooks
         from ctj_trainer.compile.regions import place
 
         assert policy is not None
+        for text in exclude_hooks(model):
+            scene.notice(text)
         placement = place(model, blocks_of(model, recipe), policy=policy, strategy=strategy)
         log.info("%s", placement)
         for text in placement.notices:
@@ -236,6 +243,17 @@ def _laid_out(scene: Scene, recipe: Recipe, policy: CompilePolicy | None) -> Pre
         offload=attempt.stage.offload,
         place=compile_in_place if policy is not None else None,
     )
+
+
+def _checked(scene: Scene, recipe: Recipe, prepared: Prepared) -> FrozenHooks:
+    """Tell what would break compiled code here, and freeze the hooks it will be compiled with. Collective."""
+    from ctj_trainer.checks.at_start import first_shapes, problems_at_start
+
+    attempt, ranks = scene.attempt, scene.ranks
+    shapes = first_shapes(recipe, attempt.training, ranks=ranks, micro_batch_size=attempt.micro_batch_size)
+    for text in problems_at_start(prepared.inner, attempt.stage.strategy, shapes=shapes):
+        scene.notice(text)
+    return FrozenHooks.of(prepared.inner)
 
 
 def _tracking(scene: Scene, found: Committed | None) -> AbstractContextManager[Trackers]:

@@ -22,8 +22,9 @@ from ctj_trainer.checks import (
 )
 from ctj_trainer.checks.ci import GUARD_IN_CI
 from ctj_trainer.checks.finding import Finding, Rule, Verdict
+from ctj_trainer.checks.hook_audit import HOOKS
 from ctj_trainer.checks.isolate import ISOLATION
-from ctj_trainer.checks.model_checks import HOOKS, PURE
+from ctj_trainer.checks.model_checks import PURE
 from ctj_trainer.checks.order_test import ORDER_TEST
 
 

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from ctj_trainer.checks.finding import Finding, Rule
 from ctj_trainer.checks.source import Source, calls, text
 
@@ -15,7 +17,12 @@ SPLIT = Rule(check="ddp", name="every rank gets equally many samples")
 
 _REDUCER = "python_reducer"  # DDP's modes of this name put the reduction into the graph
 Signature = tuple[tuple[tuple[int, ...], str], ...]
-"""Shape and dtype of each tensor of one batch."""
+"""Shape and dtype of each tensor of one batch, in the order of their names."""
+
+
+def signature(batch: Mapping[str, Tensor]) -> Signature:
+    """Return a batch's signature."""
+    return tuple((tuple(tensor.shape), str(tensor.dtype)) for _, tensor in sorted(batch.items()))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -105,9 +104,3 @@ def _collectives(seen: list[Collective], phase: list[str]) -> Iterator[None]:
 
     with Watching():  # type: ignore[no-untyped-call]
         yield
-
-
-def signature(batch: Any) -> tuple[tuple[tuple[int, ...], str], ...]:
-    """Return shape and dtype of each tensor of a batch, in the order of their names."""
-    tensors = [value for _, value in sorted(batch.items()) if isinstance(value, Tensor)]
-    return tuple((tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors)

@@ -37,7 +37,7 @@ def without_hooks(model: nn.Module) -> None:
     hooked = {entry.module for entry in entry_points(model)}
     for name, module in model.named_modules():
         if "_hf_hook" in module.__dict__:
-            from accelerate.hooks import remove_hook_from_module  # type: ignore[import-untyped]
+            from accelerate.hooks import remove_hook_from_module
 
             remove_hook_from_module(module)
         if name in hooked:

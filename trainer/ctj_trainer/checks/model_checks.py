@@ -6,15 +6,15 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from ctj_api.spec import Dynamic, Precision, Strategy
 from ctj_trainer.batches import SampleOrder, micro_batches
 from ctj_trainer.checks import amp_source, boundary, consistency, control_flow, parity, script_rules, topology
-from ctj_trainer.checks.ddp import Dealing, Signature, judge_shapes, judge_split
-from ctj_trainer.checks.ddp_trial import check_ddp, signature
+from ctj_trainer.checks.ddp import Dealing, Signature, judge_shapes, judge_split, signature
+from ctj_trainer.checks.ddp_trial import check_ddp
 from ctj_trainer.checks.finding import Finding, Rule
 from ctj_trainer.checks.fsdp import check_fsdp, shard
+from ctj_trainer.checks.hook_audit import check_hooks
 from ctj_trainer.checks.source import forward_sources, functions_in, script_source
 from ctj_trainer.checks.trial import Trial
 from ctj_trainer.hooks import OffloadHooks
@@ -22,7 +22,6 @@ from ctj_trainer.hooks.graphs import GraphLog
 from ctj_trainer.hooks.pure import compile_around_hooks
 from ctj_trainer.recipe import Recipe, collate
 
-HOOKS = Rule(check="offload", name="every side-effecting hook is kept out of graphs")
 PURE = Rule(check="offload", name="graphs hold only computation")
 FAILED = Rule(check="check", name="the check itself could run")
 _STEPS = 4  # batches looked at per rank
@@ -58,23 +57,6 @@ def check_script(path: Path) -> list[Finding]:
         *topology.check_topology(forwards),
         *amp_source.check_autocast([script]),
     ]
-
-
-def check_hooks(model: nn.Module) -> list[Finding]:
-    """Audit a model's hooks; cheap, for a model in any state."""
-    registry = OffloadHooks.of(model)
-    failures = [
-        HOOKS.fails(
-            getattr(entry, "module", "") or "the model",
-            evidence=str(entry),
-            remedy="exclude it before the first compiled call",
-            rewrite="ctj_trainer.hooks.OffloadHooks.of(model).exclude_all()",
-        )
-        for entry in registry.traced
-    ]
-    if not registry.hooks and not failures:
-        return [HOOKS.does_not_apply(evidence="no side-effecting hooks")]
-    return HOOKS.judge(failures, looked_at=f"{len(registry.hooks)} hooks, all excluded")
 
 
 def check_graphs(trial: Trial) -> list[Finding]:

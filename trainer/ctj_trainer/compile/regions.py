@@ -14,6 +14,7 @@ from torch import nn
 
 from ctj_api.spec import CompileScope, Dynamic, Strategy
 from ctj_trainer.compile.policy import CompilePolicy
+from ctj_trainer.hooks.pure import compile_around_hooks
 
 _DYNAMIC = {Dynamic.AUTO: None, Dynamic.STATIC: False, Dynamic.DYNAMIC: True}
 
@@ -79,12 +80,11 @@ def _is_bare_torch(block: nn.Module) -> bool:
 
 
 def _compile_in_place(module: nn.Module, policy: CompilePolicy, strategy: Strategy) -> None:
-    arguments = compile_arguments(policy)
     if strategy is Strategy.ZERO3:
         # Only the forward, so that DeepSpeed's hooks around the block stay outside the graph.
-        module.forward = torch.compile(module.forward, **arguments)
+        module.forward = torch.compile(module.forward, **compile_arguments(policy))
     else:
-        module.compile(**arguments)
+        compile_around_hooks(module, lambda: compile_arguments(policy))
 
 
 def compile_arguments(policy: CompilePolicy) -> dict[str, Any]:

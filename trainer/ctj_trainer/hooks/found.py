@@ -101,7 +101,7 @@ def _torch_hooks(name: str, module: nn.Module) -> Iterator[EntryPoint]:
     ):
         for key, hook in hooks.items():
             effects = effects_of(hook)
-            if _is_strategy(hook) or not (effects or is_excluded(hook)):
+            if is_strategy(hook) or not (effects or is_excluded(hook)):
                 continue
             yield EntryPoint(
                 module=name,
@@ -137,7 +137,8 @@ def _does_nothing(function: Callable[..., Any]) -> bool:
     return getattr(plain, "__qualname__", "").startswith("ModelHook.")
 
 
-def _is_strategy(hook: Callable[..., Any]) -> bool:
+def is_strategy(hook: Callable[..., Any]) -> bool:
+    """Tell whether a hook is a wrapper's own (DDP, FSDP, DeepSpeed)."""
     plain = unwrapped(hook)
     owner = getattr(hook, "__self__", None)
     homes = (getattr(plain, "__module__", None) or "", type(owner).__module__)

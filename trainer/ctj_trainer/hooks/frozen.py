@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import nn
 
+from ctj_trainer.hooks.found import is_strategy
+
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenHooks:
@@ -46,6 +48,8 @@ def _digests(model: nn.Module) -> Iterator[tuple[str, str]]:
 def _facts(module: nn.Module) -> Iterator[str]:
     for kind in ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks"):
         for key, hook in getattr(module, kind).items():
+            if is_strategy(hook):
+                continue
             yield f"{kind}:{key}:{_identity(hook)}"
     for attribute in ("_hf_hook", "_diffusers_hook"):
         if attribute in module.__dict__:
