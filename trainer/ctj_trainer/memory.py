@@ -7,14 +7,17 @@ tightest control group limit (v2 or v1) or of the machine. `memory_prediction.py
 import os
 import resource
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
+LIMIT_SECONDS = 10.0
 _UNLIMITED = 1 << 60  # v1 writes "no limit" as a number near 2**63
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
@@ -84,8 +87,14 @@ def process_limit(device: "torch.device | None", *, local_processes: int) -> int
         import torch
 
         return int(torch.cuda.get_device_properties(device).total_memory)
-    limit = pod_memory_limit()
+    limit = _recent_pod_limit(int(time.monotonic() // LIMIT_SECONDS))
     return limit // local_processes if limit else None
+
+
+@lru_cache(maxsize=1)
+def _recent_pod_limit(_: int) -> int | None:
+    """Read the limit once in `LIMIT_SECONDS`: eight files, and a pod is resized in place once in its life if at all."""
+    return pod_memory_limit()
 
 
 def pod_memory_limit(*, cgroup: Path = Path("/proc/self/cgroup"), root: Path = _CGROUP_ROOT) -> int | None:

@@ -38,9 +38,10 @@ class ProgressWriter:
         self._path = run_dir / PROGRESS_FILE
         self._draft = run_dir / f".{PROGRESS_FILE}.{os.getpid()}.tmp"
         self._state: dict[str, Any] = {"attempt": attempt, "step": 0, "phase": STARTING, "mode": mode}
-        self._lock = threading.Lock()
-        self._written_at = 0.0
+        self._lock = threading.Lock()  # of the state
+        self._writing = threading.Lock()  # of the file: a slow disk must not stop the steps
         self._ended = threading.Event()
+        self._wake = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="progress-heartbeat", daemon=True)
 
     def __enter__(self) -> Self:
@@ -52,6 +53,7 @@ class ProgressWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended.set()
+        self._wake.set()
         self._heart.join()
         self.flush()
 
@@ -61,27 +63,29 @@ class ProgressWriter:
         with self._lock:
             new_phase = fields.get("phase", self._state["phase"]) != self._state["phase"]
             self._state.update(fields)
-            if new_phase or time.monotonic() - self._written_at >= _MIN_INTERVAL_SECONDS:
-                self._write()
+        if new_phase:
+            self.flush()
+        else:
+            self._wake.set()
 
     def flush(self) -> None:
         """Write the state now."""
-        with self._lock:
-            self._write()
-
-    def _write(self) -> None:
-        progress = Progress(**self._state, updated_at=time.time())
-        try:
-            self._draft.write_text(progress.model_dump_json(by_alias=True, exclude_none=True))
-            self._draft.replace(self._path)
-        except OSError:
-            # A full disk must not end training from here; the supervisor sees a silent writer.
-            return
-        self._written_at = time.monotonic()
+        with self._writing:
+            with self._lock:
+                progress = Progress(**self._state, updated_at=time.time())
+            try:
+                self._draft.write_text(progress.model_dump_json(by_alias=True, exclude_none=True))
+                self._draft.replace(self._path)
+            except OSError:
+                return  # A full disk must not end training from here; the supervisor sees a silent writer.
 
     def _beat(self) -> None:
-        while not self._ended.wait(HEARTBEAT_SECONDS):
+        """Write what is new, and at each heartbeat; off the training thread."""
+        while not self._ended.is_set():
+            self._wake.wait(HEARTBEAT_SECONDS)
+            self._wake.clear()
             self.flush()
+            self._ended.wait(_MIN_INTERVAL_SECONDS)
 
 
 def read_progress(run_dir: Path) -> Progress | None:

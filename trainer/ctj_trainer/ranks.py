@@ -30,11 +30,14 @@ class Ranks:
         """Sum each number over the ranks, in double precision."""
         parts = [torch.as_tensor(value, dtype=torch.float64, device=self.device) for value in values]
         total = torch.stack(parts)
-        dist.all_reduce(total)
+        if self.world_size > 1:  # alone, a collective would only wake a thread
+            dist.all_reduce(total)
         return [float(value) for value in total.tolist()]
 
     def vote(self, ballot: Sequence[int]) -> list[int]:
         """Return the largest of each number over the ranks."""
+        if self.world_size == 1:
+            return [int(value) for value in ballot]
         box = torch.tensor(list(ballot), dtype=torch.int64)
         dist.all_reduce(box, op=dist.ReduceOp.MAX, group=self.control)
         return [int(value) for value in box.tolist()]
