@@ -1,6 +1,11 @@
 """Hooks that move, cast or draw stay out of graphs, and the computation between them stays compiled."""
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -337,3 +342,21 @@ def test_an_own_hook_class_is_traced_unless_excluded() -> None:
     model = Stack(1)
     add_hook_to_module(model.blocks[0], Moving())
     assert [entry.point for entry in entry_points(model) if not entry.is_excluded] == ["pre_forward"]
+
+
+def test_a_warm_restart_with_offload_reads_no_freed_tensor(tmp_path: Path) -> None:
+    """The second process takes its code from the cache: made when weights lay elsewhere, freed since."""
+    environment = os.environ | {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(str(Path(part or ".").absolute()) for part in [".", *sys.path]),
+    }
+    program = [sys.executable, str(Path(__file__).parent / "offloaded_start.py")]
+    seen = []
+    for _ in range(2):
+        done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=400, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        seen.append(json.loads(done.stdout.splitlines()[-1]))
+    for start in seen:
+        assert start | {"hits": 0} == {"equal": True, "read_anew": True, "offloaded": True, "graphs": 1, "hits": 0}
+    assert seen[0]["hits"] == 0
+    assert seen[1]["hits"] >= 1

@@ -224,10 +224,12 @@ def _laid_out(scene: Scene, recipe: Recipe, policy: CompilePolicy | None) -> Pre
 
     def compile_in_place(model: nn.Module, strategy: Strategy) -> None:
         from ctj_trainer.checks.at_start import exclude_hooks
+        from ctj_trainer.checks.switches import refuse_compiled_autograd, whole_activation_budget
         from ctj_trainer.compile.regions import place
 
         assert policy is not None
-        for text in exclude_hooks(model):
+        refuse_compiled_autograd(strategy)
+        for text in (*exclude_hooks(model), *whole_activation_budget(model)):
             scene.notice(text)
         placement = place(model, blocks_of(model, recipe), policy=policy, strategy=strategy)
         log.info("%s", placement)

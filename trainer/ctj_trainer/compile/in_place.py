@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from ctj_trainer.compile.causes import Place
+from ctj_trainer.hooks import is_excluded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +112,8 @@ class CompiledRegions:
 def _found(inner: nn.Module) -> Iterator[Region]:
     for name, module in inner.named_modules():
         forward = module.__dict__.get("forward")
-        compiled_forward = forward if hasattr(forward, "_torchdynamo_orig_callable") else None
+        is_wrapped = hasattr(forward, "_torchdynamo_orig_callable") and not is_excluded(forward)
+        compiled_forward = forward if is_wrapped else None
         if module._compiled_call_impl is not None or compiled_forward is not None:
             yield Region(
                 name=name or "the whole model",
