@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ctj_trainer.recipe import DataError, Recipe, RecipeContext, RecipeError, blocks_of, collate, load_recipe
+from ctj_trainer.recipe import DataError, Recipe, RecipeContext, RecipeError, blocks_of, collate, load_recipe, loss_of
 
 CONTEXT = RecipeContext(device=torch.device("cpu"), seed=0)
 MODEL = {"hiddenSize": 32, "layers": 2, "heads": 4}
@@ -184,6 +184,27 @@ def test_a_recipe_that_cannot_be_loaded_says_what_to_do(
         load_recipe(name, {}, CONTEXT)
     for part in parts:
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (None, "NoneType"),
+        (torch.zeros(()), "a tensor of shape ()"),
+        ((torch.zeros(3), torch.ones(3)), "(a tensor of shape (3,), a tensor of shape (3,))"),
+        ((1.5, 2), "(float, int)"),
+    ],
+)
+def test_a_loss_that_is_no_sum_and_count_is_refused_in_the_recipes_words(answer: Any, says: str) -> None:
+    recipe = Recipe(build_model=nn.Identity, samples=[], loss=lambda *_: answer)
+    with pytest.raises(RecipeError) as refused:
+        loss_of(recipe, nn.Identity(), {})
+    assert f"loss returned {says}; it must return (sum of token losses, number of tokens)" in str(refused.value)
+
+
+def test_a_count_may_be_a_plain_number() -> None:
+    recipe = Recipe(build_model=nn.Identity, samples=[], loss=lambda *_: (torch.ones(()), 3))
+    assert loss_of(recipe, nn.Identity(), {})[1] == 3
 
 
 def test_blocks_are_the_largest_repeated_list() -> None:

@@ -116,3 +116,12 @@ def test_a_recipe_that_raises_leaves_its_traceback(tmp_path: Path) -> None:
     assert mark["kind"] == "USER_CODE"
     assert "a mistake in somebody's loss" in mark["message"]
     assert "odd_recipes.py" in mark["lastLines"]
+
+
+def test_a_recipe_that_leaves_by_sys_exit_has_failed_and_says_where(tmp_path: Path) -> None:
+    recipe = {"name": "tests.trainer.odd_recipes:build", "config": {"oddity": "leaves"}}
+    code, output, run_dir = worker(attempt(recipe=recipe, stage=WORLD_1, mode="Eager"), tmp_path)
+    assert code == 11, output
+    mark = json.loads((run_dir / "mark-0.json").read_text())
+    assert mark["kind"] == "USER_CODE", "without a mark its peers would say they lost it, and be tried again"
+    assert "odd_recipes.py" in mark["lastLines"]

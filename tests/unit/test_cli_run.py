@@ -56,6 +56,17 @@ def test_running_a_finished_job_again_trains_nothing_and_succeeds(place: Workpla
     assert place.status() == before
 
 
+def test_a_finished_job_with_another_spec_is_refused_instead_of_called_trained(place: Workplace) -> None:
+    job = str(place.write_job())
+    place.ctj("run", job)
+    before = place.status()
+    ended = place.ctj("run", job, "--set", "spec.training.steps=20")
+    assert ended.code == 2, ended.out
+    assert "tiny has succeeded and trains no more: the changed spec.training would do nothing" in ended.err
+    assert "--fresh" in ended.err
+    assert place.status() == before
+
+
 def test_fresh_starts_over_and_keeps_the_earlier_folder(place: Workplace) -> None:
     job = str(place.write_job())
     place.ctj("run", job)

@@ -53,6 +53,13 @@ def test_an_unreadable_mark_is_left_out(tmp_path: Path, text: str) -> None:
     assert read_marks(tmp_path) == []
 
 
+def test_a_disk_that_takes_no_mark_does_not_change_how_a_rank_ends(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    mark = write_mark(gone, rank=0, kind=ExitCode.DATA_OR_STORAGE, message="No space left on device")
+    assert mark.kind is ExitCode.DATA_OR_STORAGE
+    assert read_marks(gone) == []
+
+
 def test_an_earlier_life_of_the_folder_is_forgotten(tmp_path: Path) -> None:
     write_mark(tmp_path, rank=0, kind=ExitCode.DONE)
     request_stop(tmp_path, "SIGTERM")

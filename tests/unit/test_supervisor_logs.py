@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ctj_trainer.supervisor.logs import BoundedFile, WorkerLogs
+from ctj_trainer.supervisor.logs import BoundedFile, WorkerLogs, write_out
 
 MIB = 1 << 20
 LINE = b"a line as a training prints it, some 64 bytes long, many times\n"
@@ -54,7 +54,7 @@ def test_a_pipe_is_somebody_elses_to_bound() -> None:
 
 
 def test_what_a_worker_prints_is_copied_whole_and_given_back_to_the_disk(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run" / "attempt_0" / "0" / "stdout.log"
     path.parent.mkdir(parents=True)
@@ -68,7 +68,7 @@ def test_what_a_worker_prints_is_copied_whole_and_given_back_to_the_disk(
             logs.pump()
         worker.write(b"unfinished")
     logs.finish()
-    printed = capsys.readouterr().out.splitlines()
+    printed = capfd.readouterr().out.splitlines()
     assert len(printed) == lines + 1
     assert [line[:17] for line in printed[::50_000]] == [f"[rank 3] {n:08d}" for n in (0, 50_000, 100_000, 150_000)] + [
         "[rank 3] unfinish"
@@ -76,3 +76,21 @@ def test_what_a_worker_prints_is_copied_whole_and_given_back_to_the_disk(
     assert logs.last_lines(3).endswith("unfinished")
     assert path.stat().st_size > 13 * MIB
     assert on_disk(path) <= 2 * MIB
+
+
+def test_a_line_without_an_end_is_shown_in_pieces(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run" / "attempt_0" / "0" / "stderr.log"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"\r 50% of a progress bar" * 40_000)
+    logs = WorkerLogs(tmp_path, processes=1, global_rank=lambda local: local)
+    logs.pump()
+    assert capfd.readouterr().out.count("progress bar") > 30_000
+    logs.finish()
+    assert max(map(len, logs.last_lines(0).split("\n"))) <= 2 << 16
+
+
+def test_a_full_disk_costs_lines_and_not_the_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    monkeypatch.setattr("ctj_trainer.supervisor.logs._STDOUT", full)
+    write_out("nobody will read this\n")
+    os.close(full)

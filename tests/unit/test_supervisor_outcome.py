@@ -50,6 +50,34 @@ def test_a_killed_rank_is_the_cause_beside_a_lost_peer() -> None:
     assert ended.failure.rank == 1
 
 
+@pytest.mark.parametrize(
+    ("exit_code", "kind", "says"),
+    [
+        (3, ExitCode.USER_CODE_OR_IMAGE, "exit code 3"),
+        (-11, ExitCode.USER_CODE_OR_IMAGE, "SIGSEGV"),
+        (12, ExitCode.DATA_OR_STORAGE, "exit code 12"),  # a full disk takes no mark
+    ],
+)
+def test_a_rank_that_left_silently_is_the_cause_beside_those_that_lost_it(
+    exit_code: int, kind: ExitCode, says: str
+) -> None:
+    ended = outcome([mark(0, ExitCode.PEER_LOST, "Connection closed by peer")], exits={0: 15, 1: exit_code})
+    assert ended.code is kind, "a lost peer would be tried again and again"
+    assert ended.failure is not None
+    assert ended.failure.rank == 1
+    assert says in ended.failure.message
+
+
+def test_on_a_full_disk_the_agents_exit_code_tells_the_kind() -> None:
+    assert outcome(agent_exit=12).code is ExitCode.DATA_OR_STORAGE
+    assert outcome(agent_exit=3).code is ExitCode.USER_CODE_OR_IMAGE
+
+
+@pytest.mark.parametrize("exit_code", [-15, -6, 15])
+def test_a_rank_ended_by_others_is_not_the_cause(exit_code: int) -> None:
+    assert outcome([mark(0, ExitCode.PEER_LOST)], exits={1: exit_code}).code is ExitCode.PEER_LOST
+
+
 def test_a_rank_killed_while_the_other_obeys_a_stop_is_not_a_stop() -> None:
     assert outcome([mark(0, ExitCode.STOPPED)], exits={0: 143, 1: -9}).code is ExitCode.KILLED
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ctj_api.attempt import Attempt
 from ctj_trainer.batches import SampleOrder, micro_batches, step_seed
 from ctj_trainer.ranks import Ranks
-from ctj_trainer.recipe import Batch, Recipe, collate
+from ctj_trainer.recipe import Batch, Recipe, RecipeError, collate, loss_of
 from ctj_trainer.strategies.prepared import Prepared
 
 COUNTING_NOTICE = (
@@ -87,10 +87,10 @@ class Gradients:
         tokens = torch.zeros((), dtype=torch.float64, device=device)
         for index, batch in enumerate(batches):
             with self._prepared.accumulating(last=index == len(batches) - 1):
-                loss, count = self._recipe.loss(self._prepared.model, batch)
+                loss, count = loss_of(self._recipe, self._prepared.model, batch)
                 if divisor is None:
                     self._per_sample = float(count) / _num_samples(batch)
-                    divisor = self._per_sample * self._global_samples(batches)
+                    divisor = self._per_sample * self._global_samples(batches) or 1.0  # no token of this one counts
                 self._prepared.backward(loss / divisor)
             loss_sum += loss.detach()
             tokens += count
@@ -99,14 +99,14 @@ class Gradients:
     def _global(self, loss_sum: Tensor, tokens: Tensor, num_samples: int) -> tuple[float, int, bool]:
         if self._is_counted:
             total, count = self._ranks.add_up([loss_sum, tokens])
-            return total / count, int(count), True
+            return _mean(total, count), int(count), True
         per_sample = self._per_sample or 0.0
         unexpected = (tokens != per_sample * num_samples).to(torch.float64)
         total, count, wrong, sum_of, sum_of_squares = self._ranks.add_up(
             [loss_sum, tokens, unexpected, per_sample, per_sample**2]
         )
         ranks_agree = sum_of**2 == sum_of_squares * self._ranks.world_size  # exact: small whole numbers
-        return total / count, int(count), wrong == 0 and ranks_agree
+        return _mean(total, count), int(count), wrong == 0 and ranks_agree
 
     @property
     def _is_counted(self) -> bool:
@@ -122,7 +122,7 @@ class Gradients:
 
     def _count_by_forward(self, batches: Sequence[Batch]) -> float:
         with torch.no_grad(), self._eagerly():  # compiled code would be compiled again for the missing gradient mode
-            return sum(float(self._recipe.loss(self._prepared.model, batch)[1]) for batch in batches)
+            return sum(float(loss_of(self._recipe, self._prepared.model, batch)[1]) for batch in batches)
 
     def _global_samples(self, batches: Sequence[Batch]) -> int:
         """Samples of all ranks: shares are equal."""
@@ -130,6 +130,15 @@ class Gradients:
 
     def _on_device(self, batch: Batch) -> Batch:
         return {key: tensor.to(self._ranks.device, non_blocking=True) for key, tensor in batch.items()}
+
+
+def _mean(total: float, count: float) -> float:
+    if count == 0:
+        raise RecipeError(
+            "the recipe's loss counted no token in a whole step; its second value must be the number of targets that "
+            "the first one sums up; look at the mask of this step's samples"
+        )
+    return total / count
 
 
 def _num_samples(batch: Batch) -> int:

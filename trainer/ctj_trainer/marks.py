@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,23 +31,26 @@ class Mark:
 
 
 def write_mark(run_dir: Path, *, rank: int, kind: ExitCode, message: str = "", last_lines: str = "") -> Mark:
-    """Leave this rank's mark; the first one stays. Returns the mark that now stands."""
+    """Leave this rank's mark; the first one stays. Returns the mark that now stands.
+
+    On a full or vanished disk nothing is left: the rank's exit code, which is the mark's kind, must tell alone.
+    """
     mark = Mark(
         rank=rank, kind=kind, message=message[:MAX_MESSAGE], last_lines=last_lines[-MAX_LAST_LINES:], at=time.time()
     )
     target = _path(run_dir, rank)
     draft = target.with_suffix(f".{os.getpid()}.tmp")
-    draft.write_text(
-        json.dumps(
-            {"kind": kind.name, "message": mark.message, "lastLines": mark.last_lines, "at": mark.at, "rank": rank}
-        )
+    text = json.dumps(
+        {"kind": kind.name, "message": mark.message, "lastLines": mark.last_lines, "at": mark.at, "rank": rank}
     )
-    try:
-        os.link(draft, target)  # fails where a mark stands, unlike a rename
-    except FileExistsError:
-        return _read(target) or mark
-    finally:
-        draft.unlink()
+    with suppress(OSError):
+        try:
+            draft.write_text(text)
+            os.link(draft, target)  # fails where a mark stands, unlike a rename
+        except FileExistsError:
+            return _read(target) or mark
+        finally:
+            draft.unlink(missing_ok=True)
     return mark
 
 

@@ -9,6 +9,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -91,6 +92,23 @@ def collate(samples: Samples, indices: Iterable[int]) -> dict[str, Tensor]:
     return {key: torch.stack([sample[key] for sample in chosen]) for key in chosen[0]}
 
 
+def loss_of(recipe: Recipe, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | float]:
+    """Ask the recipe for the loss of a batch: (sum of token losses, number of tokens).
+
+    Raises:
+        RecipeError: it answered something else; torch would complain later, and in its own words.
+    """
+    answer: object = recipe.loss(model, batch)
+    if isinstance(answer, tuple | list) and len(answer) == 2:
+        total, count = answer
+        if _is_scalar(total) and (_is_scalar(count) or isinstance(count, Real)):
+            return total, count
+    raise RecipeError(
+        f"the recipe's loss returned {_described(answer)}; it must return (sum of token losses, number of tokens), "
+        "both scalar tensors; end it with `return losses.sum(), mask.sum()`"
+    )
+
+
 def blocks_of(model: nn.Module, recipe: Recipe) -> list[nn.Module]:
     """The model's repeated blocks: what the recipe names, else the largest list of modules of one class.
 
@@ -101,6 +119,18 @@ def blocks_of(model: nn.Module, recipe: Recipe) -> list[nn.Module]:
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
     repeated = [list(m) for m in lists if len(m) >= 2 and len({type(child) for child in m}) == 1]
     return max(repeated, key=_num_parameters, default=[])
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, Tensor) and value.ndim == 0
+
+
+def _described(answer: object) -> str:
+    if isinstance(answer, Tensor):
+        return f"a tensor of shape {tuple(answer.shape)}"
+    if isinstance(answer, tuple | list):
+        return f"({', '.join(map(_described, answer))})"
+    return type(answer).__name__
 
 
 def _num_parameters(modules: list[nn.Module]) -> int:

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,15 +55,16 @@ def main() -> int:
         return _end(place, ExitCode.CONFIGURATION, str(error))
     try:
         return _train(attempt, place)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a recipe may call sys.exit: without a mark its peers would be blamed
         from ctj_trainer.failures import kind_of
 
         kind = kind_of(error)
         detail = traceback.format_exc() if kind in (ExitCode.USER_CODE, ExitCode.USER_CODE_OR_IMAGE) else ""
         code = _end(place, kind, f"{type(error).__name__}: {error}", last_lines=detail)
         # Peers may be waiting in a collective: leaving at once tells them, a tidy shutdown would wait for them.
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with suppress(OSError, ValueError):  # a full disk, or closed by the recipe
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code)
 
 
@@ -96,7 +97,8 @@ def _end(place: Place, kind: ExitCode, message: str, *, last_lines: str = "") ->
     if kind is not ExitCode.DONE:
         log.warning("rank %d: %s: %s", place.rank, kind.name, mark.message)
     if last_lines:
-        print(last_lines, file=sys.stderr)
+        with suppress(OSError, ValueError):
+            print(last_lines, file=sys.stderr)
     return int(kind)
 
 

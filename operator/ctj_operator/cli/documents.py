@@ -4,10 +4,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ctj_api.spec import Spec
+from ctj_api.status import Phase
 from ctj_api.validate import SpecError, admit, override, read_job
 from ctj_operator.local.refusal import Refusal
 from ctj_operator.local.store import JOB_FILE, Store
 
+_ABOUT_RUNNING = {"suspend", "retryToken"}  # said of the moment, not of what is trained
 _OWNED_BY_STORE = ("uid", "generation", "creationTimestamp", "annotations")
 
 
@@ -43,6 +46,26 @@ def admitted_update(document: dict[str, Any], store: Store) -> dict[str, Any]:
     spec = {"retryToken": stored.spec.get("retryToken", ""), **document["spec"]}
     # The API server keeps the status in the object, and a rule reads it there.
     return _admitted({**document, "spec": spec}, stored={**stored.document, "status": status.to_document()})
+
+
+def refuse_vain_change(document: dict[str, Any], store: Store) -> None:
+    """Refuse another spec for a job that has succeeded: it would train nothing and be shown as if it had.
+
+    Raises:
+        Refusal: naming the parts of the spec that differ.
+    """
+    if store.read_status().status.phase is not Phase.SUCCEEDED:
+        return
+    before, after = store.read_job().parsed_spec().to_document(), Spec.from_document(document["spec"]).to_document()
+    changed = [
+        f"spec.{field}" for field in sorted({*before, *after} - _ABOUT_RUNNING) if before.get(field) != after.get(field)
+    ]
+    if changed:
+        raise Refusal(
+            f"{store.folder.name} has succeeded and trains no more: the changed {', '.join(changed)} would do nothing. "
+            "To train with it: the same command with --fresh (the old folder is kept under another name), or another "
+            "metadata.name"
+        )
 
 
 def _admitted(document: dict[str, Any], *, stored: dict[str, Any] | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from ctj_api import names
 from ctj_api.exit_codes import RunExit
 from ctj_api.spec import Spec
 from ctj_operator.cli import DEFAULT_WORK_DIR, summary
-from ctj_operator.cli.documents import admitted, admitted_update, read
+from ctj_operator.cli.documents import admitted, admitted_update, read, refuse_vain_change
 from ctj_operator.cli.lines import JsonScreen
 from ctj_operator.cli.pipes import said
 from ctj_operator.cli.screens import screen_for_output
@@ -62,6 +62,7 @@ def run(request: Request) -> RunExit:
             store = Store(folder)
             if store.exists():
                 accepted = admitted_update(document, store)
+                refuse_vain_change(accepted, store)
             return _run_held(request, accepted, store, lock)
     except InUseError as error:
         raise Refusal(str(error)) from None

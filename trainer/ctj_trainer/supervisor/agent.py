@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from ctj_api import names
@@ -25,7 +26,7 @@ def main(arguments: list[str]) -> int:
             for rank, failure in error.failures.items()
         ]
         _record({"failures": failures})
-        return 1
+        return max(error.get_first_failure()[1].exitcode, 1)  # tells the kind where the record cannot be written
     except (RendezvousError, DistNetworkError, DistStoreError) as error:
         _record({"rendezvous": f"{type(error).__name__}: {error}"})
         return 1
@@ -35,8 +36,9 @@ def main(arguments: list[str]) -> int:
 def _record(document: dict[str, object]) -> None:
     path = Path(os.environ[names.ENV_AGENT_RECORD])
     draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps(document))
-    draft.replace(path)
+    with suppress(OSError):  # a full disk
+        draft.write_text(json.dumps(document))
+        draft.replace(path)
 
 
 if __name__ == "__main__":

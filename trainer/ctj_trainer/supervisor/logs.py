@@ -9,9 +9,9 @@ import ctypes
 import os
 import re
 import stat
-import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 REMEMBERED_LINES = 40
@@ -41,10 +41,7 @@ class WorkerLogs:
         if len(self._followed) < self._files:
             self._discover()
         for follower in self._followed.values():
-            for line in follower.new_lines():
-                self._last[follower.rank].append(line)
-                sys.stdout.write(f"[rank {follower.rank}] {line}\n")
-        sys.stdout.flush()
+            self._copy(follower.new_lines(), rank=follower.rank)
         self._own.keep_ends()
 
     def finish(self) -> None:
@@ -52,15 +49,18 @@ class WorkerLogs:
         self.pump()
         for follower in self._followed.values():
             if follower.partial:
-                self._last[follower.rank].append(follower.partial)
-                sys.stdout.write(f"[rank {follower.rank}] {follower.partial}\n")
+                self._copy([follower.partial], rank=follower.rank)
                 follower.partial = ""
-        sys.stdout.flush()
 
     def last_lines(self, rank: int | None) -> str:
         """Return the newest lines of a rank, or of the lowest one."""
         chosen = rank if rank in self._last else min(self._last, default=None)
         return "\n".join(self._last[chosen]) if chosen is not None else ""
+
+    def _copy(self, lines: Sequence[str], *, rank: int) -> None:
+        if lines:
+            self._last[rank].extend(lines)
+            write_out("".join(f"[rank {rank}] {line}\n" for line in lines))
 
     def _discover(self) -> None:
         for path in self._folder.glob("*/attempt_*/*/std*.log"):
@@ -88,10 +88,21 @@ class _Follower:
                 self._position += len(chunk)
                 *whole, self.partial = (self.partial + chunk.decode(errors="replace")).split("\n")
                 lines += whole
+                if len(self.partial) >= _CHUNK:  # a progress bar may never end its line
+                    lines.append(self.partial)
+                    self.partial = ""
             if self._position - self._freed >= _STEP:
                 punch(file.fileno(), self._freed, self._position)
                 self._freed = self._position
         return lines
+
+
+def write_out(text: str) -> None:
+    """Write to our own output, unbuffered. A full disk or a closed pipe costs lines, never the attempt."""
+    left = text.encode(errors="replace")
+    with suppress(OSError):
+        while left:
+            left = left[os.write(_STDOUT, left) :]
 
 
 class BoundedFile:

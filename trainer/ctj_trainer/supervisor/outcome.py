@@ -14,6 +14,11 @@ from ctj_trainer.supervisor.watch import End
 # NCCL's watchdog and gloo abort the process of a rank whose peer is gone.
 _PEER_LOST_SIGNS = ("Watchdog caught collective operation timeout", "ProcessGroupNCCL", "Connection closed by peer")
 
+# Exit codes by which a rank, or the agent for it, tells its kind where no file could be left (a full disk).
+_TELLING = set(ExitCode) - {*ENDED_WELL, ExitCode.KILLED}
+# What a rank without a mark may have got from the agent or from a lost peer.
+_ENDED_BY_OTHERS = {-signal.SIGTERM, -signal.SIGKILL, -signal.SIGABRT, ExitCode.PEER_LOST}
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankExit:
@@ -68,7 +73,7 @@ def judge(facts: Facts) -> PodOutcome:
             if facts.end.code in ENDED_WELL
             else _failed(facts, facts.end.code, facts.end.message, lines="")
         )
-    return _killed(facts) or _peer_lost(facts, cause) or _unexplained(facts)
+    return _killed(facts) or _left_silently(facts) or _peer_lost(facts, cause) or _unexplained(facts)
 
 
 def read_agent_record(path: Path, *, exit_code: int) -> AgentRecord:
@@ -98,6 +103,14 @@ def _killed(facts: Facts) -> PodOutcome | None:
     return _failed(facts, ExitCode.KILLED, f"{who} was killed (SIGKILL) by somebody outside", rank=rank, lines="")
 
 
+def _left_silently(facts: Facts) -> PodOutcome | None:
+    """A rank that ended by itself without a mark is the cause, and not the peers that say they lost it."""
+    marked = {mark.rank for mark in facts.marks}
+    silent = [f for f in facts.agent.failures if f.rank not in marked and f.exit_code not in _ENDED_BY_OTHERS]
+    first = min(silent, key=lambda f: f.at, default=None)
+    return None if first is None else _without_mark(facts, first)
+
+
 def _peer_lost(facts: Facts, cause: Mark | None) -> PodOutcome | None:
     if cause is not None:
         return _failed(facts, ExitCode.PEER_LOST, cause.message, rank=cause.rank, lines=cause.last_lines)
@@ -119,10 +132,18 @@ def _unexplained(facts: Facts) -> PodOutcome:
         silent = "every worker ended without saying how" if facts.agent.exit_code == 0 else "torchrun's agent failed"
         text = f"{silent} (exit code {facts.agent.exit_code})"
         lines = facts.last_lines(None) or facts.agent_log
-        return _failed(facts, ExitCode.USER_CODE_OR_IMAGE, text, lines=lines)
-    how = f"exit code {first.exit_code}" if first.exit_code >= 0 else signal.Signals(-first.exit_code).name
-    text = f"rank {first.rank} ended without saying why ({how})"
-    return _failed(facts, ExitCode.USER_CODE_OR_IMAGE, text, rank=first.rank, lines="")
+        return _failed(facts, _told_by(facts.agent.exit_code), text, lines=lines)
+    return _without_mark(facts, first)
+
+
+def _without_mark(facts: Facts, end: RankExit) -> PodOutcome:
+    how = f"exit code {end.exit_code}" if end.exit_code >= 0 else signal.Signals(-end.exit_code).name
+    text = f"rank {end.rank} ended without saying why ({how})"
+    return _failed(facts, _told_by(end.exit_code), text, rank=end.rank, lines="")
+
+
+def _told_by(exit_code: int) -> ExitCode:
+    return ExitCode(exit_code) if exit_code in _TELLING else ExitCode.USER_CODE_OR_IMAGE
 
 
 def _failed(facts: Facts, code: ExitCode, message: str, *, rank: int | None = None, lines: str) -> PodOutcome:

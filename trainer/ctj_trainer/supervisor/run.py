@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import FrameType
@@ -20,7 +19,7 @@ from ctj_trainer.metrics import clear_metrics
 from ctj_trainer.progress import anyone_compiling, clear_progress, read_progress
 from ctj_trainer.supervisor import ending, launch, processes
 from ctj_trainer.supervisor.endpoint import serve
-from ctj_trainer.supervisor.logs import WorkerLogs, tail
+from ctj_trainer.supervisor.logs import WorkerLogs, tail, write_out
 from ctj_trainer.supervisor.outcome import Facts, PodOutcome, judge, read_agent_record
 from ctj_trainer.supervisor.settings import Settings, SettingsError, read_settings
 from ctj_trainer.supervisor.stacks import dump_stacks, where
@@ -48,7 +47,12 @@ def main() -> int:
     if os.getpid() != os.getpgid(0):
         os.setpgid(0, 0)
     processes.adopt_orphans()
-    return Supervisor(settings).run()
+    try:
+        return Supervisor(settings).run()
+    except OSError as error:  # a full or vanished disk below us, not the user's code
+        processes.end_descendants()
+        text = f"{error.filename or settings.run_dir}: {error.strerror}; free the disk, or give the run another place"
+        return _end_early(settings, ExitCode.DATA_OR_STORAGE, text)
 
 
 class Supervisor:
@@ -256,5 +260,4 @@ def _write_termination(path: Path | None, report: Report) -> None:
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(f"[supervisor] {text}\n")
-    sys.stdout.flush()
+    write_out(f"[supervisor] {text}\n")
