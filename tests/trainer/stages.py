@@ -75,6 +75,7 @@ def _register_backends() -> None:
         ("wrong_forward", aot_autograd(fw_compiler=wrong, bw_compiler=lambda graph, _: graph)),
         ("no_number_after_20", no_number_after_20),
         ("slow_on_rank_1", slow_on_rank_1),
+        ("inductor_third_fails", inductor_third_fails),
         *((f"fails_{part}_{nth}_{on}", failing(part, nth=nth, on=on)) for part, nth, on in FAILURES),
         (
             "memory_forward_3_all",
@@ -103,6 +104,16 @@ def failing(part: str, *, nth: int, on: str, error: Exception | None = None) -> 
         return compile_part
 
     return aot_autograd(fw_compiler=compiler("forward"), bw_compiler=compiler("backward"))
+
+
+def inductor_third_fails(graph: Any, inputs: Any) -> Any:
+    """Inductor, without a compiler for the third graph on rank 1."""
+    from torch._inductor.compile_fx import compile_fx
+
+    compilations["inductor"] += 1
+    if compilations["inductor"] == 3 and dist.get_rank() == 1:
+        fails()
+    return compile_fx(graph, inputs)
 
 
 def slow_on_rank_1(graph: Any, inputs: Any) -> Any:

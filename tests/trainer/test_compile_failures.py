@@ -238,3 +238,18 @@ def test_a_job_that_must_not_go_on_eager_fails_with_the_cause(ranks: Ranks, tmp_
     for text in ranks(refused, root=str(tmp_path)):
         assert "no compiler in this image" in text
         assert "spec.compile.fallback is Fail" in text
+
+
+def with_inductor(root: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    eager = run(attempt(recipe=odd("mixed"), compile={"scope": "disabled"}), f"{root}/eager")
+    return eager, run(attempt(recipe=odd("mixed"), compile={"backend": "inductor_third_fails"}), root)
+
+
+def test_inductor_failing_on_one_rank_stays_within_a_millionth_of_eager(ranks: Ranks, tmp_path: Path) -> None:
+    eager, compiled = ranks(with_inductor, root=str(tmp_path))[0]
+    for ours, reference in zip(numbers(compiled), numbers(eager), strict=True):
+        assert ours == pytest.approx(reference, rel=1e-6)
+    verdict = verdict_of(tmp_path)
+    assert verdict.mode == "Compiled"
+    assert verdict.eager_regions.startswith("blocks.3 (1): backend_failed")
+    assert compiled["records"][12]["graphs"] == 3  # on rank 0, where the third one was made and then left
