@@ -171,7 +171,7 @@ def test_a_function_of_the_users_is_a_recipe(tmp_path: Path, monkeypatch: pytest
     ("name", "parts"),
     [
         ("causal_ml", ["'causal_ml'", "allowed: causal_lm", "module:function"]),
-        ("nowhere:build", ["importing nowhere failed", "No module named", "PYTHONPATH", "beside the job file"]),
+        ("nowhere:build", ["importing nowhere failed", "No module named", "PYTHONPATH", "put it into one of them"]),
         ("mine2:biuld", ["mine2 has no function biuld", "build, other"]),
         ("mine2:other", ["returned int", "return Recipe"]),
     ],

@@ -177,6 +177,26 @@ def test_a_failed_gate_that_holds_ends_with_3_and_approval_goes_on(place: Workpl
     assert place.ctj("run", job).code == 0
 
 
+@pytest.mark.parametrize(("stage", "may_go_back"), [("single", False), ("ddp", True)])
+def test_a_held_job_offers_a_rollback_only_where_one_is_taken(
+    place: Workplace, stage: str, *, may_go_back: bool
+) -> None:
+    gate = {"name": "speed", "source": {"report": "samplesPerSecondPerProcess"}, "thresholdRange": {"min": "100"}}
+    ladder = [
+        {"name": "single", "strategy": "single", "steps": 4},
+        {"name": "ddp", "strategy": "ddp", "steps": 4},
+        {"name": "fsdp", "strategy": "fsdp"},
+    ]
+    disabled = {"scope": "disabled"}
+    job = place.write_job(gates=[{**gate, "stages": [stage], "onFailure": "Hold"}], ladder=ladder, compile=disabled)
+    held = place.ctj("run", str(job))
+    explained = place.ctj("explain", "tiny").out
+    assert held.code == 3, held.err + held.out
+    assert ("ctj rollback tiny" in held.out, "ctj rollback tiny" in explained) == (may_go_back, may_go_back)
+    assert "ctj retry-compile" not in explained, "refused where spec.compile.scope is disabled"
+    assert (place.ctj("rollback", "tiny").code == 0) == may_go_back
+
+
 def test_pause_from_another_terminal_stops_with_a_checkpoint_and_run_goes_on(place: Workplace) -> None:
     job = str(slow_job(place))
     process = place.start("run", job)

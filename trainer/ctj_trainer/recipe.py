@@ -148,7 +148,7 @@ def _import_builder(target: str, *, asked_for: str) -> BuildRecipe:
     except ImportError as error:
         raise RecipeError(
             f"spec.recipe.name is {asked_for!r}: importing {module_name} failed ({error}); it must be importable from "
-            f"the working folder ({os.getcwd()}), PYTHONPATH or the image; put it beside the job file or install it"
+            f"the working folder ({os.getcwd()}), PYTHONPATH or the image; put it into one of them or install it"
         ) from error
     build = getattr(module, function_name, None)
     if not callable(build):

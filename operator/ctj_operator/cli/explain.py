@@ -5,12 +5,20 @@ from collections.abc import Iterator
 
 from ctj_api.attempt import Mode
 from ctj_api.exit_codes import ExitCode, RunExit
-from ctj_api.names import EXPORT_FOLDER, MANIFEST_FILE, REPORT_FILE, attempt_folder
+from ctj_api.names import (
+    EXPORT_FOLDER,
+    MANIFEST_FILE,
+    REPORT_FILE,
+    VERB_RETRY_COMPILE,
+    VERB_ROLLBACK,
+    attempt_folder,
+)
 from ctj_api.report import Report
 from ctj_api.status import ConditionStatus, GateVerdict, Phase, Status
 from ctj_operator.cli import words
 from ctj_operator.cli.places import going_on, typed_name
 from ctj_operator.cli.view import build_view
+from ctj_operator.core import verbs
 from ctj_operator.core.progress import told_step
 from ctj_operator.local.lock import holder_of
 from ctj_operator.local.refusal import Refusal
@@ -56,7 +64,8 @@ def next_steps(store: Store, status: Status, outcome: RunExit, *, command: str) 
     if outcome is RunExit.HELD:
         yield f"Evidence: ctj explain {name}"
         yield f"To go on although the gate failed: ctj approve {name} && {command}"
-        yield f"To go back to the last good stage instead: ctj rollback {name} && {command}"
+        if _is_taken(VERB_ROLLBACK, store, status):
+            yield f"To go back to the last good stage instead: ctj rollback {name} && {command}"
     else:
         yield f"Logs: ctj logs {name}"
         yield f"When the cause is removed, go on from the last checkpoint with: ctj retry {name} && {command}"
@@ -216,7 +225,9 @@ def _advice(store: Store, status: Status) -> Iterator[str]:
         yield f"nothing: it is done; `ctj report {name}` writes the page{model}"
     elif status.phase is Phase.HELD:
         yield f"`ctj approve {name}` goes on although the gate failed"
-        yield f"or `ctj rollback {name}` goes back to the last good stage; then `{going_on(store)}`"
+        if _is_taken(VERB_ROLLBACK, store, status):
+            yield f"or `ctj rollback {name}` goes back to the last good stage"
+        yield f"then `{going_on(store)}` goes on"
     elif status.phase is Phase.FAILED:
         yield f"`ctj logs {name}` shows the trainer's words"
         yield f"when the cause is removed: `ctj retry {name}`, then `{going_on(store)}`"
@@ -224,8 +235,16 @@ def _advice(store: Store, status: Status) -> Iterator[str]:
         yield f"`{going_on(store)}` goes on from the last checkpoint"
     else:
         yield f"`ctj watch {name}` follows it"
-    if any(stage.mode is Mode.EAGER for stage in status.ladder) and status.phase is not Phase.SUCCEEDED:
+    if any(stage.mode is Mode.EAGER for stage in status.ladder) and _is_taken(VERB_RETRY_COMPILE, store, status):
         yield f"a stage runs eager, for the reason above; `ctj retry-compile {name}` asks it to compile again"
+
+
+def _is_taken(verb: str, store: Store, status: Status) -> bool:
+    """Tell whether the verb would have an effect: what `ctj` refuses is no advice."""
+    try:
+        return not verbs.why_not(verb, store.read_job().parsed_spec(), status)
+    except Refusal:  # a spec broken by hand
+        return False
 
 
 def _newest_checkpoint(store: Store, status: Status) -> int | None:
