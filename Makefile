@@ -4,7 +4,7 @@ VENV := .venv/bin
 export PYTHONSAFEPATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-unit test-disturb lint format generate lock bench-compile bench-guard bench-memory clean-runs environment environment-dev binaries browser
+.PHONY: help quickstart test test-unit test-disturb lint format generate lock bench-compile bench-guard bench-memory bench-storm bench-regional clean-runs environment environment-dev binaries browser
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -43,6 +43,12 @@ bench-guard: environment-dev ## what our own work costs a step, against 250 ms a
 
 bench-memory: environment-dev ## predicted memory against measured, and against published figures; table and JSON
 	$(VENV)/python bench/memory.py
+
+bench-storm: environment-dev ## 24 lengths: ours / marking by hand, accelerate launch's default / ours; table and JSON
+	$(VENV)/python bench/storm.py
+
+bench-regional: environment-dev ## eager, full and regional by batch and size, and five claims judged; table and JSON
+	$(VENV)/python bench/regional.py
 
 lock: ## resolve pyproject.toml again into requirements/*.lock
 	$(VENV)/python -m uv pip compile -q pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \

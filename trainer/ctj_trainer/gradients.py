@@ -34,7 +34,7 @@ class StepLoss:
 class Gradients:
     """Compute gradients into `prepared`; the caller updates or discards them."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # independent parts; only the stage puts them together
         self,
         prepared: Prepared,
         recipe: Recipe,
@@ -42,6 +42,7 @@ class Gradients:
         attempt: Attempt,
         ranks: Ranks,
         eagerly: Callable[[], AbstractContextManager[None]] = nullcontext,
+        before_forward: Callable[[Batch], None] = lambda _: None,
     ) -> None:
         self._prepared = prepared
         self._recipe = recipe
@@ -50,6 +51,7 @@ class Gradients:
         self._micro_batch_size = attempt.micro_batch_size
         self._ranks = ranks
         self._eagerly = eagerly
+        self._before_forward = before_forward
         self._order = SampleOrder(
             num_samples=len(recipe.samples), global_batch_size=training.global_batch_size, seed=training.seed
         )
@@ -87,6 +89,7 @@ class Gradients:
         tokens = torch.zeros((), dtype=torch.float64, device=device)
         for index, batch in enumerate(batches):
             with self._prepared.accumulating(last=index == len(batches) - 1):
+                self._before_forward(batch)
                 loss, count = loss_of(self._recipe, self._prepared.model, batch)
                 if divisor is None:
                     self._per_sample = float(count) / _num_samples(batch)

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ctj_trainer.compile.blocks import repeated_blocks
+
 Batch = Mapping[str, Tensor]
 BuildRecipe = Callable[[dict[str, Any], "RecipeContext"], "Recipe"]
 
@@ -110,15 +112,11 @@ def loss_of(recipe: Recipe, model: nn.Module, batch: Batch) -> tuple[Tensor, Ten
 
 
 def blocks_of(model: nn.Module, recipe: Recipe) -> list[nn.Module]:
-    """The model's repeated blocks: what the recipe names, else the largest list of modules of one class.
+    """The model's repeated blocks: what the recipe names, else what `compile/blocks.py` finds.
 
     An empty list is an answer: nothing repeats, so the whole model is one unit.
     """
-    if recipe.blocks is not None:
-        return recipe.blocks(model)
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
-    repeated = [list(m) for m in lists if len(m) >= 2 and len({type(child) for child in m}) == 1]
-    return max(repeated, key=_num_parameters, default=[])
+    return recipe.blocks(model) if recipe.blocks is not None else repeated_blocks(model)
 
 
 def _is_scalar(value: object) -> bool:
@@ -131,10 +129,6 @@ def _described(answer: object) -> str:
     if isinstance(answer, tuple | list):
         return f"({', '.join(map(_described, answer))})"
     return type(answer).__name__
-
-
-def _num_parameters(modules: list[nn.Module]) -> int:
-    return sum(p.numel() for module in modules for p in module.parameters())
 
 
 def _import_builder(target: str, *, asked_for: str) -> BuildRecipe:

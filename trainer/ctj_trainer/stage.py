@@ -18,6 +18,7 @@ from ctj_api.report import MAX_NOTICES, MemoryPrediction
 from ctj_api.spec import Strategy
 from ctj_trainer import progress
 from ctj_trainer.checkpoint import Checkpoints, Committed
+from ctj_trainer.compile.lengths import Lengths
 from ctj_trainer.compile.policy import CompilePolicy
 from ctj_trainer.compile.session import CompileSession, why_not_compiled
 from ctj_trainer.compile.sources import Layer
@@ -102,13 +103,21 @@ def run_stage(scene: Scene) -> str:
     memory = _predicted(scene, recipe)
     scene.telemetry.phase(progress.LOADING)
     with _session(scene) as session:
-        prepared = _laid_out(scene, recipe, policy if session.is_compiled else None)
+        lengths = Lengths(policy.dynamic_dims) if session.is_compiled and policy.dynamic_dims else None
+        prepared = _laid_out(scene, recipe, policy if session.is_compiled else None, lengths)
         session.attach(prepared.inner)
         hooks = _checked(scene, recipe, prepared) if session.is_compiled else None
         found = checkpoints.load(prepared)
         with _tracking(scene, found) as trackers:
             loop = _loop(
-                scene, recipe, prepared, session=session, checkpoints=checkpoints, found=found, trackers=trackers
+                scene,
+                recipe,
+                prepared,
+                session=session,
+                checkpoints=checkpoints,
+                found=found,
+                trackers=trackers,
+                lengths=lengths,
             )
             stopped = _trained(scene, loop, memory)
         for text in hooks.changes(prepared.inner) if hooks else ():
@@ -219,19 +228,19 @@ def _profiled(scene: Scene, *layers: Layer) -> CompilePolicy:
     return policy
 
 
-def _laid_out(scene: Scene, recipe: Recipe, policy: CompilePolicy | None) -> Prepared:
+def _laid_out(scene: Scene, recipe: Recipe, policy: CompilePolicy | None, lengths: Lengths | None) -> Prepared:
     attempt = scene.attempt
 
     def compile_in_place(model: nn.Module, strategy: Strategy) -> None:
         from ctj_trainer.checks.at_start import exclude_hooks
-        from ctj_trainer.checks.switches import refuse_compiled_autograd, whole_activation_budget
+        from ctj_trainer.checks.switches import whole_activation_budget
         from ctj_trainer.compile.regions import place
 
         assert policy is not None
-        refuse_compiled_autograd(strategy)
         for text in (*exclude_hooks(model), *whole_activation_budget(model)):
             scene.notice(text)
-        placement = place(model, blocks_of(model, recipe), policy=policy, strategy=strategy)
+        blocks = blocks_of(model, recipe)
+        placement = place(model, blocks, policy=policy, strategy=strategy, lengths=lengths)
         log.info("%s", placement)
         for text in placement.notices:
             scene.notice(text)
@@ -277,13 +286,22 @@ def _loop(  # noqa: PLR0913  # the pieces of a stage, put together in one place
     checkpoints: Checkpoints,
     found: Committed | None,
     trackers: Trackers,
+    lengths: Lengths | None,
 ) -> Loop:
     """Put the parts of the loop together."""
+    gradients = Gradients(
+        prepared,
+        recipe,
+        attempt=scene.attempt,
+        ranks=scene.ranks,
+        eagerly=session.eagerly,
+        before_forward=lengths.see if lengths else lambda _: None,
+    )
     parts = Parts(
         attempt=scene.attempt,
         ranks=scene.ranks,
         prepared=prepared,
-        gradients=Gradients(prepared, recipe, attempt=scene.attempt, ranks=scene.ranks, eagerly=session.eagerly),
+        gradients=gradients,
         evaluator=Evaluator(prepared, recipe, attempt=scene.attempt, ranks=scene.ranks, eagerly=session.eagerly),
         session=session,
         checkpoints=checkpoints,

@@ -19,6 +19,8 @@ from ctj_trainer.compile.causes import Event
 from ctj_trainer.compile.in_place import CompiledRegions
 from ctj_trainer.compile.watch import CompileWatch
 
+SWITCHED_BY_PLACEMENT = ("capture_scalar_outputs", "skip_fwd_side_effects_in_bwd_under_checkpoint")
+
 
 class CompileGuard:
     """Hold compiled execution of this process; use as `with guarded(...) as guard`, and attach the model."""
@@ -72,6 +74,8 @@ def guarded(*, on_compiling: Callable[[], AbstractContextManager[None]]) -> Iter
 
     with ExitStack() as stack:
         stack.enter_context(dynamo.patch(suppress_errors=True))
+        # What placement switches on for a kind of model goes off again with us.
+        stack.enter_context(dynamo.patch({name: getattr(dynamo, name) for name in SWITCHED_BY_PLACEMENT}))
         stack.enter_context(functorch.patch(force_non_lazy_backward_lowering=True))
         stack.enter_context(_quiet("torch._dynamo.convert_frame"))
         callback_handler.register_start_callback(started)

@@ -101,6 +101,12 @@ class CompilePolicy:
         text = json.dumps({name: _plain(value) for name, value in _values(self).items()}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
+    def apply(self, model: Any) -> Any:
+        """Compile a model, prepared by Accelerate or plain, in place; see `ctj_trainer.accelerate`."""
+        from ctj_trainer.accelerate.placing import apply
+
+        return apply(self, model)
+
     def replaced(self, *, where: str, notice: str = "", **values: Any) -> "CompilePolicy":
         """Return the policy with other values, which came from `where`."""
         notices = (*self.notices, notice) if notice else self.notices

@@ -79,18 +79,17 @@ def resolve(*layers: Layer | None, switches: Mapping[str, str] | None = None) ->
         if any(name in chosen for name in _ONE_VALUE):
             open_ones = [name for name in open_ones if name not in _ONE_VALUE]
         chosen |= {name: layer.said[name] for name in open_ones}
-    chosen, off = _switched_off(chosen, switches or {})
     try:
         policy = CompilePolicy(
             **{name: said.value for name, said in chosen.items()},
             origins={name: said.where for name, said in chosen.items()},
-            notices=(*(text for layer in given for text in layer.notices), *off),
+            notices=tuple(text for layer in given for text in layer.notices),
         )
     except CompileConfigError as error:
         raise CompileConfigError([*problems, *error.problems]) from error
     if problems:
         raise CompileConfigError(problems)
-    return policy
+    return switched(policy, switches or {})
 
 
 def spec_layer(asked: Compile) -> Layer:
@@ -193,17 +192,22 @@ def _words(texts: Mapping[str, tuple[str, str]]) -> Layer:
     return Layer(said=said, problems=tuple(problems))
 
 
-def _switched_off(chosen: dict[str, Said], switches: Mapping[str, str]) -> tuple[dict[str, Said], list[str]]:
+def switched(policy: CompilePolicy, environment: Mapping[str, str]) -> CompilePolicy:
     """Let the environment turn compiling off, whatever else was said."""
-    pressed = [name for name in _TORCH_SWITCHES if switches.get(name) == "1"]
-    backend = VARIABLES["backend"]
-    if switches.get(backend, "").lower() == NO_BACKEND and not is_launched(switches):
-        pressed.append(backend)
-    if not pressed:
-        return chosen, []
-    where = f"{pressed[0]}={switches[pressed[0]]}"
-    chosen = {**chosen, "scope": Said(value=CompileScope.DISABLED, where=where)}
-    return chosen, [f"{where} turns compiling off, whatever else asks for it; unset it to compile"]
+    where = _switch(environment)
+    if not where or not policy.compiles:
+        return policy
+    notice = f"{where} turns compiling off, whatever else asks for it; unset it to compile"
+    return policy.replaced(where=where, notice=notice, scope=CompileScope.DISABLED)
+
+
+def _switch(environment: Mapping[str, str]) -> str:
+    """The variable that turns compiling off, with its value; empty: none does."""
+    for name in _TORCH_SWITCHES:
+        if environment.get(name) == "1":
+            return f"{name}=1"
+    value = environment.get(VARIABLES["backend"], "")
+    return f"{VARIABLES['backend']}={value}" if value.lower() == NO_BACKEND and not is_launched(environment) else ""
 
 
 def _is_false(text: str) -> bool:

@@ -1,5 +1,6 @@
 """What happens to a model under every strategy before it is laid out: same weights, precision and recomputing."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from ctj_api.spec import ActivationCheckpointing, Precision, Training
 from ctj_trainer.recipe import Recipe, blocks_of
 
+log = logging.getLogger("ctj")
 HALF = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 
 
@@ -18,13 +20,23 @@ def build_inner(recipe: Recipe, training: Training, *, device: torch.device) -> 
     """Build the recipe's module on the CPU, seeded, so that no strategy or device starts from other weights."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(training.seed)
-        model = recipe.build_model()
+        model = as_written(recipe.build_model())
     model.train()
     if training.activation_checkpointing is ActivationCheckpointing.BLOCKS:
         for block in blocks_of(model, recipe):
             recompute_in_backward(block)
     if training.precision in HALF:
         run_in_half(model, device_type=device.type, dtype=HALF[training.precision])
+    return model
+
+
+def as_written(model: nn.Module) -> nn.Module:
+    """Undo what a recipe has compiled itself: it would be compiled twice, and names and signature are a wrapper's."""
+    from ctj_trainer.compile.entry import unwrapped
+
+    model, undone = unwrapped(model)
+    if undone:
+        log.info("notice: the recipe's model came compiled (%s): undone, the policy decides", ", ".join(undone[:3]))
     return model
 
 

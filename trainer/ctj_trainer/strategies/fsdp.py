@@ -1,5 +1,6 @@
 """FSDP2: parameters, gradients and optimizer state lie in shards, one block at a time is gathered."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,10 +33,10 @@ class Fsdp(Optimized):
         offload: Offload = Offload.NONE,
     ) -> None:
         mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-        # The root's own group holds what is outside the blocks; tied embedding and output layer both lie there, and so
-        # stay one parameter (two groups sharing one raise, huggingface/accelerate#4171).
+        # The root's own group holds what is outside the blocks, and blocks that share a parameter with anything else:
+        # tied weights must lie in one group to stay one parameter (two raise, huggingface/accelerate#4171).
         policy = offload_policy(offload, device)
-        for unit in [*blocks, inner]:
+        for unit in [*untied(blocks, inner), inner]:
             fully_shard(unit, mesh=mesh, offload_policy=policy)
             _sum_gradients(unit)
         super().__init__(inner, inner, training)
@@ -62,6 +63,17 @@ class Fsdp(Optimized):
 def offload_policy(offload: Offload, device: torch.device) -> OffloadPolicy:
     """FSDP2 moves shards, gradients and optimizer state together, or nothing."""
     return OffloadPolicy() if offload is Offload.NONE else CPUOffloadPolicy(pin_memory=device.type == "cuda")
+
+
+def untied(blocks: list[nn.Module], model: nn.Module) -> list[nn.Module]:
+    """Return the blocks whose parameters are theirs alone."""
+    places = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+    return [
+        block
+        for block in blocks
+        if Counter(id(p) for module in block.modules() for p in module.parameters(recurse=False)).items()
+        <= places.items()
+    ]
 
 
 def _sum_gradients(unit: nn.Module) -> None:
