@@ -342,7 +342,8 @@ class Compile(Contract):
         Field(max_length=16, description="Shapes to warm up on, each by name of the batch's tensor."),
     ] = None
     fullgraph: Annotated[
-        bool | None, Field(description="The probe must find no graph break; never left on while training. Else false.")
+        bool | None,
+        Field(description="Asks for no graph break: each is counted, and a gate on graphBreaks may act. Else false."),
     ] = None
     recompile_limit: Annotated[
         int, Field(ge=1, le=1024, description="After this many recompilations a region runs eager.")

@@ -49,7 +49,7 @@ class CompilePolicy:
     shapes: tuple[Mapping[str, tuple[int, ...]], ...] = ()
     """Batches to warm up on."""
     fullgraph: bool = False
-    """Checked once, in the probe. Never left on: its limit error would escape every fallback."""
+    """A wish, for the record: breaks are counted and named. Never left on: its limit error escapes every fallback."""
     recompile_limit: int = 8
     max_recompiles: int | None = None
     """Another name of `recompile_limit`; read that one."""
