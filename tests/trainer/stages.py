@@ -15,9 +15,11 @@ import torch.distributed as dist
 from torch._dynamo import list_backends, register_backend
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
+from torch.distributed.distributed_c10d import _get_default_store
 
 from ctj_api.attempt import Attempt
 from ctj_api.names import attempt_folder
+from ctj_trainer.compile.board import CompileBoard
 from ctj_trainer.ranks import Ranks
 from ctj_trainer.records import read_records
 from ctj_trainer.requests import Requests
@@ -62,6 +64,11 @@ def everyone() -> Ranks:
         local_world_size=dist.get_world_size(),
         device=torch.device("cpu"),
         control=dist.new_group(backend="gloo"),
+        board=CompileBoard(
+            dist.PrefixStore(__name__, _get_default_store()),  # this file may be loaded twice in one rank
+            rank=dist.get_rank(),
+            world_size=dist.get_world_size(),
+        ),
     )
 
 

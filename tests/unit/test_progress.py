@@ -9,7 +9,7 @@ from ctj_api.attempt import Mode
 from ctj_api.control import Control, StopControl
 from ctj_trainer import progress
 from ctj_trainer.controls import ControlFile
-from ctj_trainer.progress import ProgressWriter, anyone_compiling, clear_progress, compiling, read_progress
+from ctj_trainer.progress import ProgressWriter, clear_progress, compiling, read_progress, who_compiles
 
 
 def test_a_new_phase_is_seen_at_once_and_the_last_step_at_the_end(tmp_path: Path) -> None:
@@ -45,8 +45,10 @@ def test_a_folder_without_progress_says_nothing(tmp_path: Path) -> None:
 
 def test_any_rank_may_say_that_it_compiles(tmp_path: Path) -> None:
     with compiling(tmp_path, rank=1):
-        assert anyone_compiling(tmp_path)
-    assert not anyone_compiling(tmp_path)
+        [(rank, seconds)] = who_compiles(tmp_path).items()
+        assert rank == "1"
+        assert 0 <= seconds < 60
+    assert who_compiles(tmp_path) == {}
 
 
 def test_an_earlier_life_of_the_folder_is_forgotten(tmp_path: Path) -> None:

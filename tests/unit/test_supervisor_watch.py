@@ -1,5 +1,6 @@
 """When does the supervisor end its workers: hung, silent, or too slow to stop."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,21 +11,24 @@ from ctj_api.report import Progress
 from ctj_trainer import progress as phases
 from ctj_trainer.supervisor.watch import LINGER_SECONDS, End, Patience, Stop, Watch, stop_seconds
 
+NOBODY: Mapping[str, float] = {}
 LIMITS = Patience(heartbeat=60, step=300, compile=1800, slow=1200)
 
 
 class Scene:
     """A watch and a clock; `at` moves the clock and looks."""
 
-    def __init__(self, *, many_pods: bool = False) -> None:
-        self.watch = Watch(LIMITS, now=0.0, many_pods=many_pods)
+    def __init__(self) -> None:
+        self.watch = Watch(LIMITS, now=0.0)
         self.stop: Stop | None = None
         self._state: dict[str, Any] | None = None
 
     def tell(self, **state: Any) -> None:
         self._state = {"attempt": 1, "step": 0, "mode": Mode.EAGER, **(self._state or {}), **state}
 
-    def at(self, now: float, *, silent: bool = False, compiling: bool = False, settled: bool = False) -> End | None:
+    def at(
+        self, now: float, *, silent: bool = False, compiling: Mapping[str, float] = NOBODY, settled: bool = False
+    ) -> End | None:
         seen = None
         if self._state is not None:
             if not silent:
@@ -79,16 +83,18 @@ def test_a_compilation_has_its_own_limit(training: Scene) -> None:
 
 
 def test_ranks_that_wait_for_a_compiling_one_are_not_hung(training: Scene) -> None:
-    assert training.at(1500, compiling=True) is None
+    assert training.at(1500, compiling={"1": 1400.0}) is None
     assert hung(training.at(1501))
 
 
-def test_another_pod_may_be_compiling() -> None:
-    scene = Scene(many_pods=True)
-    scene.tell(phase=phases.TRAINING, step=500, mode=Mode.COMPILED)
-    scene.at(0)
-    assert scene.at(1799) is None
-    assert hung(scene.at(1800))
+def test_a_wait_at_step_500_lasts_as_long_as_a_rank_of_any_pod_compiles_and_names_it(training: Scene) -> None:
+    training.tell(step=500)
+    assert training.at(20) is None
+    assert training.at(1800, compiling={"elsewhere": 1500.0}) is None
+    end = training.at(1820, compiling={"1": 1790.0, "elsewhere": 1520.0})
+    assert hung(end)
+    assert end is not None
+    assert end.message.endswith("compiling: rank 1 for 1790 s, a rank of another pod for 1520 s")
 
 
 def test_a_start_without_a_word_ends_after_the_slow_limit() -> None:

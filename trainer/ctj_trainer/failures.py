@@ -8,6 +8,7 @@ from torch import distributed as dist
 from ctj_api.exit_codes import ExitCode
 from ctj_trainer.batches import BatchError
 from ctj_trainer.checkpoint import FencedError, MismatchError, MissingRanksError, StorageError
+from ctj_trainer.compile.errors import LateRankError, RanksDifferError
 from ctj_trainer.compile.policy import CompileConfigError
 from ctj_trainer.compile.session import NoFallbackError
 from ctj_trainer.loop import NonFiniteError
@@ -25,6 +26,7 @@ _BY_CLASS: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (RecipeError, ExitCode.CONFIGURATION),
     (BatchError, ExitCode.CONFIGURATION),
     (CompileConfigError, ExitCode.CONFIGURATION),
+    (RanksDifferError, ExitCode.CONFIGURATION),
     (StrategyUnavailableError, ExitCode.CONFIGURATION),
     (PrecisionUnavailableError, ExitCode.CONFIGURATION),
     (MismatchError, ExitCode.CONFIGURATION),
@@ -33,6 +35,7 @@ _BY_CLASS: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (NonFiniteError, ExitCode.NON_FINITE),
     (NoFallbackError, ExitCode.COMPILE),
     (MessageError, ExitCode.CONFIGURATION),
+    (LateRankError, ExitCode.PEER_LOST),
     (FencedError, ExitCode.PEER_LOST),
     (CompiledCodeError, ExitCode.PEER_LOST),  # its effect: the peers are lost to us; another attempt is right
     (MissingRanksError, ExitCode.PEER_LOST),

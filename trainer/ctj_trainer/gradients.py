@@ -83,6 +83,14 @@ class Gradients:
         self.counts_by_forward = True
         return self.compute(step, batches, seed_offset=seed_offset)
 
+    def rehearse(self, batch: Batch) -> None:
+        """Forward and backward of one batch, gradients dropped; alone where the strategy allows, else collective."""
+        with self._prepared.accumulating(last=not self._prepared.computes_alone):
+            self._before_forward(batch)
+            loss, count = self._recipe.loss(self._prepared.model, batch)
+            self._prepared.backward(loss / max(float(count), 1.0))
+        self._prepared.discard_gradients()
+
     def _accumulate(self, batches: Sequence[Batch], divisor: float | None) -> tuple[float, int, bool]:
         device = self._ranks.device
         loss_sum = torch.zeros((), dtype=torch.float64, device=device)

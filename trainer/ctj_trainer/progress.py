@@ -97,8 +97,8 @@ def read_progress(run_dir: Path) -> Progress | None:
 
 
 @contextmanager
-def compiling(run_dir: Path, *, rank: int) -> Iterator[None]:
-    """Say that this rank compiles, also in the middle of training: the others wait for it and are not hung."""
+def compiling(run_dir: Path, *, rank: int | str) -> Iterator[None]:
+    """Say that this rank (or one elsewhere) compiles, also in mid-training: the others wait for it and are not hung."""
     flag = run_dir / f"compiling-{rank}"
     with suppress(OSError):
         flag.touch()
@@ -109,9 +109,13 @@ def compiling(run_dir: Path, *, rank: int) -> Iterator[None]:
             flag.unlink(missing_ok=True)
 
 
-def anyone_compiling(run_dir: Path) -> bool:
-    """Tell whether any rank of this pod says that it compiles."""
-    return any(True for _ in run_dir.glob("compiling-*"))
+def who_compiles(run_dir: Path) -> dict[str, float]:
+    """Return which ranks of this pod say that they compile, and for how many seconds; `elsewhere`: of another pod."""
+    found = {}
+    for path in run_dir.glob("compiling-*"):
+        with suppress(OSError):
+            found[path.name.removeprefix("compiling-")] = max(time.time() - path.stat().st_mtime, 0.0)
+    return found
 
 
 def clear_progress(run_dir: Path) -> None:

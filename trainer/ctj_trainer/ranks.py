@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ctj_trainer.compile.board import CompileBoard
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
@@ -25,6 +27,7 @@ class Ranks:
     local_world_size: int
     device: torch.device
     control: Any  # the gloo group
+    board: CompileBoard
 
     def add_up(self, values: Sequence[float | Tensor]) -> list[float]:
         """Sum each number over the ranks, in double precision."""
@@ -59,24 +62,41 @@ class Ranks:
 def joined(*, timeout_seconds: float) -> Iterator[Ranks]:
     """Join the other processes as torchrun's environment says; alone where there is none.
 
-    The timeout is that of the longest legitimate wait: a peer that compiles. A hung peer is the supervisor's to find.
+    The timeout is that of the longest legitimate wait: a peer that meets a new shape and compiles. A hung peer is the
+    supervisor's to find. An error that passes through gets a note if somebody still compiles.
     """
     device = _device()
     timeout = timedelta(seconds=timeout_seconds)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    if "RANK" in os.environ:
-        dist.init_process_group(backend, timeout=timeout)
-    else:
-        dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]  # re-exported
-    yield Ranks(
-        rank=dist.get_rank(),
+    store, rank, world_size = _met(timeout)
+    apart = dist.PrefixStore("data", store)  # type: ignore[attr-defined]  # re-exported
+    dist.init_process_group(backend, timeout=timeout, store=apart, rank=rank, world_size=world_size)
+    board = CompileBoard(store, rank=rank, world_size=world_size)
+    ranks = Ranks(
+        rank=rank,
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-        world_size=dist.get_world_size(),
+        world_size=world_size,
         local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         device=device,
         control=dist.new_group(backend="gloo", timeout=timeout),
+        board=board,
     )
+    try:
+        yield ranks
+    except Exception as error:
+        if note := board.who():
+            error.add_note(note)
+        raise
     dist.destroy_process_group()  # not after an error: it would wait for peers that wait for us
+
+
+def _met(timeout: timedelta) -> tuple[Any, int, int]:
+    """Return the store in which all processes are, this one's rank, and their number."""
+    if "RANK" not in os.environ:
+        return dist.HashStore(), 0, 1  # type: ignore[attr-defined]  # re-exported
+    store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]  # re-exported
+    store.set_timeout(timeout)
+    return store, rank, world_size
 
 
 def _device() -> torch.device:

@@ -15,12 +15,13 @@ from ctj_api.attempt import Attempt, Mode
 from ctj_api.exit_codes import ExitCode
 from ctj_api.names import EXPORT_FOLDER, attempt_folder
 from ctj_api.report import MAX_NOTICES, MemoryPrediction
-from ctj_api.spec import Strategy
+from ctj_api.spec import Fallback, Strategy
 from ctj_trainer import progress
 from ctj_trainer.checkpoint import Checkpoints, Committed
+from ctj_trainer.compile.errors import LateRankError
 from ctj_trainer.compile.lengths import Lengths
 from ctj_trainer.compile.policy import CompilePolicy
-from ctj_trainer.compile.session import CompileSession, why_not_compiled
+from ctj_trainer.compile.session import CompileSession, NoFallbackError, why_not_compiled
 from ctj_trainer.compile.sources import Layer
 from ctj_trainer.compile.verdict import Decision, stored
 from ctj_trainer.evaluation import Evaluator, hold_out
@@ -85,6 +86,8 @@ def run_stage(scene: Scene) -> str:
     Raises:
         NonFiniteError: training has diverged; the report of it is written.
         CompiledCodeError: compiled code raised past the guard; the verdict for the next attempt is written.
+        LateRankError: a rank did not end its warm-up in time; the verdict for the next attempt is written.
+        NoFallbackError: compiled code is given up, and the job may not go on without it.
     """
     attempt = scene.attempt
     log.info("attempt %s", attempt.model_dump_json(by_alias=True, exclude_none=True))
@@ -100,6 +103,7 @@ def run_stage(scene: Scene) -> str:
     recipe = hold_out(recipe, attempt.training.evaluation)
     policy = _policy(scene)
     scene = scene.settled(policy)
+    _compare_ranks(scene, policy)
     memory = _predicted(scene, recipe)
     scene.telemetry.phase(progress.LOADING)
     with _session(scene) as session:
@@ -119,7 +123,7 @@ def run_stage(scene: Scene) -> str:
                 trackers=trackers,
                 lengths=lengths,
             )
-            stopped = _trained(scene, loop, memory)
+            stopped = _trained(scene, loop, memory, policy)
         for text in hooks.changes(prepared.inner) if hooks else ():
             scene.notice(text)
         if not stopped:
@@ -130,11 +134,22 @@ def run_stage(scene: Scene) -> str:
     return stopped
 
 
-def _trained(scene: Scene, loop: Loop, memory: Sequence[MemoryPrediction]) -> str:
+def _trained(scene: Scene, loop: Loop, memory: Sequence[MemoryPrediction], policy: CompilePolicy) -> str:
+    session = loop.parts.session
+    may_be_eager = policy.fallback is Fallback.EAGER
     try:
+        _warm_up(scene, loop, policy)
         return loop.run()
     except NonFiniteError:
         _report(scene, loop, memory, ExitCode.NON_FINITE)
+        raise
+    except NoFallbackError:
+        _report(scene, loop, memory, ExitCode.COMPILE)
+        raise
+    except LateRankError as error:
+        if not may_be_eager:
+            raise NoFallbackError(str(error)) from error
+        session.give_up_next(str(error))
         raise
     except Exception as error:
         refused = no_kernel(error, scene.attempt.training)
@@ -143,10 +158,44 @@ def _trained(scene: Scene, loop: Loop, memory: Sequence[MemoryPrediction]) -> st
         from ctj_trainer.failures import CompiledCodeError, kind_of
 
         is_unknown = kind_of(error) is ExitCode.USER_CODE
-        reason = loop.parts.session.blame(error, step=loop.step + 1) if is_unknown else ""
+        reason = session.blame(error, step=loop.step + 1) if is_unknown else ""
         if not reason:
             raise
+        if not may_be_eager:
+            raise NoFallbackError(f"step {loop.step + 1}: {reason}; spec.compile.fallback is Fail") from error
         raise CompiledCodeError(f"step {loop.step + 1}: {reason}") from error
+
+
+def _compare_ranks(scene: Scene, policy: CompilePolicy) -> None:
+    """Refuse to compile on ranks that are not equal. Collective, and the first thing that is.
+
+    Raises:
+        RanksDifferError: what differs, on which rank.
+    """
+    if policy.compiles and scene.attempt.mode is Mode.COMPILED:
+        from ctj_trainer.compile.fingerprint import fingerprint, refuse_differences
+
+        refuse_differences(scene.ranks.gather(fingerprint(policy, scene.ranks.device.type)))
+
+
+def _warm_up(scene: Scene, loop: Loop, policy: CompilePolicy) -> None:
+    """Compile on every rank for the first batch and the declared shapes, then wait for the last rank. Collective.
+
+    Raises:
+        LateRankError: a rank did not come in time.
+    """
+    gradients, session = loop.parts.gradients, loop.parts.session
+    if not session.compiles_from(loop.step + 1):
+        return
+    from ctj_trainer.compile.warmup import shaped, warm_up
+
+    scene.telemetry.phase(progress.COMPILING)
+    first = gradients.batches_of(loop.step + 1)[0]
+    batches = [first, *(shaped(first, sizes) for sizes in policy.shapes)]
+    with session.warming():
+        seconds = warm_up(gradients.rehearse, batches, inner=loop.parts.prepared.inner, ranks=scene.ranks)
+    scene.ranks.board.meet(timeout_seconds=policy.timeout_seconds)
+    log.info("warmed up on %d shapes in %.1f s", len(batches), seconds)
 
 
 def _predicted(scene: Scene, recipe: Recipe) -> Sequence[MemoryPrediction]:

@@ -33,6 +33,7 @@ class Telemetry:
         self._metrics = RankMetrics(run_dir, rank=ranks.rank)
         self._run_dir = run_dir
         self._rank = ranks.rank
+        self._board = ranks.board
         self._world_size = ranks.world_size
         self._device = ranks.device
         self._local_processes = ranks.local_world_size
@@ -55,7 +56,7 @@ class Telemetry:
     @contextmanager
     def compiling(self) -> Iterator[None]:
         """Tell peers and supervisor that a long silence is a compilation."""
-        with progress.compiling(self._run_dir, rank=self._rank):
+        with progress.compiling(self._run_dir, rank=self._rank), self._board.compiling():
             self._tell(phase=progress.COMPILING)
             try:
                 yield

@@ -60,7 +60,8 @@ def main() -> int:
 
         kind = kind_of(error)
         detail = traceback.format_exc() if kind in (ExitCode.USER_CODE, ExitCode.USER_CODE_OR_IMAGE) else ""
-        code = _end(place, kind, f"{type(error).__name__}: {error}", last_lines=detail)
+        text = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+        code = _end(place, kind, text, last_lines=detail)
         # Peers may be waiting in a collective: leaving at once tells them, a tidy shutdown would wait for them.
         with suppress(OSError, ValueError):  # a full disk, or closed by the recipe
             sys.stdout.flush()
@@ -70,6 +71,7 @@ def main() -> int:
 
 def _train(attempt: Attempt, place: Place) -> int:
     # Late, so that a bad message ends within a second.
+    from ctj_trainer.compile.board import mirrored
     from ctj_trainer.ranks import joined
     from ctj_trainer.requests import Requests
     from ctj_trainer.stage import Scene, run_stage
@@ -80,6 +82,8 @@ def _train(attempt: Attempt, place: Place) -> int:
         ranks = stack.enter_context(joined(timeout_seconds=attempt.compile.timeout_seconds))
         folder = place.root / names.attempt_folder(attempt.attempt)
         telemetry = stack.enter_context(telling(attempt, run_dir=place.run_dir, folder=folder, ranks=ranks))
+        if ranks.local_rank == 0 and ranks.world_size > ranks.local_world_size:
+            stack.enter_context(mirrored(ranks.board, place.run_dir))
         scene = Scene(
             attempt=attempt,
             root=place.root,

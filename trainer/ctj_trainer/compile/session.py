@@ -1,8 +1,10 @@
 """How do the regions of this stage run, step by step? Holds the verdict and the one place where it changes."""
 
 import logging
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
@@ -72,6 +74,7 @@ class CompileSession:
         self._times: dict[int, StepTime] = {}
         self._steps_here = 0
         self._recompiles_at_warm = 0
+        self._warm_seconds = 0.0
         self.facts = CompileFacts()
         self.decision = decision
         self.notices = Notices()
@@ -115,6 +118,21 @@ class CompileSession:
         finally:
             self._guard.run(before)
 
+    def compiles_from(self, step: int) -> bool:
+        """Whether any step from `step` on will run compiled, as far as is known now."""
+        coming = range(step, min(self._attempt.window.end_step, max(self._plan.last + 1, step)) + 1)
+        return any(self.mode_of(one) is Mode.COMPILED for one in coming)
+
+    @contextmanager
+    def warming(self) -> Iterator[None]:
+        """Run compiled, and count the time as part of the first compiled pass."""
+        assert self._guard is not None
+        began = time.perf_counter()
+        self._guard.run(Mode.COMPILED)
+        yield
+        self._warm_seconds = time.perf_counter() - began
+        self.facts = self._guard.watch.read()
+
     @property
     def needs_probe(self) -> bool:
         """Whether compiled code waits to be compared with eager."""
@@ -135,6 +153,8 @@ class CompileSession:
         assert self._guard is not None
         limits = limits_for(self._attempt.compile.tolerances, self._attempt.training.precision)
         result = probe(run, inner=prepared.inner, guard=self._guard, limits=limits, ranks=self._ranks)
+        if result.compiled_seconds is not None:
+            result = replace(result, compiled_seconds=result.compiled_seconds + self._warm_seconds)
         self.facts = self._guard.watch.read()
         decision = judge_probe(result, limits)
         self.notices.about_breaks(self._guard.breaks, self._guard.regions)
@@ -249,10 +269,15 @@ class CompileSession:
         store(decision, self._folder, stage=self._attempt.stage.name)
         return f"{complaint.reason}; the next attempt runs {what} eager"
 
-    def _note(self, time: StepTime) -> None:
+    def give_up_next(self, reason: str) -> None:
+        """Store that the next attempt runs this stage eager. Not collective: a peer is lost."""
+        decision = give_up_all(self.decision, Complaint(fault=FaultClass.RANK_SKEW, reason=reason), step=0)
+        store(decision, self._folder, stage=self._attempt.stage.name)
+
+    def _note(self, taken: StepTime) -> None:
         """Keep only what is timed: a stage may have millions of steps."""
-        if self._plan.is_timed(time.step):
-            self._times[time.step] = time
+        if self._plan.is_timed(taken.step):
+            self._times[taken.step] = taken
 
     def _conclude(self) -> None:
         assert self.decision is not None

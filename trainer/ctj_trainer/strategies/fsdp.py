@@ -23,6 +23,8 @@ class Fsdp(Optimized):
     gradients in memory, which is what this strategy exists to avoid.
     """
 
+    computes_alone = False
+
     def __init__(
         self,
         inner: nn.Module,

@@ -19,6 +19,8 @@ from ctj_trainer.strategies.prepared import ReadTensors
 class Optimized:
     """A module whose parameters this process updates itself."""
 
+    computes_alone = True
+
     def __init__(self, model: nn.Module, inner: nn.Module, training: Training, *, averaged_over: int = 1) -> None:
         self.model = model
         self.inner = inner

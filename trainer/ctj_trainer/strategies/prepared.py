@@ -19,6 +19,8 @@ class Prepared(Protocol):
     """Call this for a forward."""
     inner: nn.Module
     """The recipe's module itself; its parameter names are the checkpoint's names."""
+    computes_alone: bool
+    """Whether forward and backward of a micro batch need no other rank, unless it is the last one."""
     num_elements: int
     """Elements of all weights, over all ranks; what a complete checkpoint must hold."""
     loss_scale: LossScale | None

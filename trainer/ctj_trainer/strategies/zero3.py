@@ -79,6 +79,8 @@ def _require_gradient(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] 
 class Zero3:
     """A DeepSpeed engine behind the verbs of `Prepared`."""
 
+    computes_alone = False
+
     def __init__(
         self,
         inner: nn.Module,

@@ -16,14 +16,14 @@ from ctj_trainer.controls import ControlFile
 from ctj_trainer.marks import clear_marks, ended_well, read_marks, request_stop, root_cause
 from ctj_trainer.memory import oom_kills
 from ctj_trainer.metrics import clear_metrics
-from ctj_trainer.progress import anyone_compiling, clear_progress, read_progress
+from ctj_trainer.progress import clear_progress, read_progress, who_compiles
 from ctj_trainer.supervisor import ending, launch, processes
 from ctj_trainer.supervisor.endpoint import serve
 from ctj_trainer.supervisor.logs import WorkerLogs, tail, write_out
 from ctj_trainer.supervisor.outcome import Facts, PodOutcome, judge, read_agent_record
 from ctj_trainer.supervisor.settings import Settings, SettingsError, read_settings
 from ctj_trainer.supervisor.stacks import dump_stacks, where
-from ctj_trainer.supervisor.watch import End, Patience, Stop, Watch, stop_seconds
+from ctj_trainer.supervisor.watch import MARGIN_SECONDS, End, Patience, Stop, Watch, stop_seconds
 
 LOOK_SECONDS = 0.1
 _AGENT_PATIENCE_SECONDS = 5.0
@@ -70,9 +70,10 @@ class Supervisor:
         patience = Patience(
             heartbeat=settings.heartbeat_seconds,
             step=settings.hang_seconds,
-            compile=settings.attempt.compile.timeout_seconds,
+            # The ranks notice first, and name the late one.
+            compile=settings.attempt.compile.timeout_seconds + MARGIN_SECONDS,
         )
-        self._watch = Watch(patience, now=time.monotonic(), many_pods=settings.nodes > 1)
+        self._watch = Watch(patience, now=time.monotonic())
         self._oom_kills = oom_kills()
 
     def run(self) -> int:
@@ -123,7 +124,7 @@ class Supervisor:
         return self._watch.look(
             now=time.monotonic(),
             progress=read_progress(run_dir),
-            compiling=anyone_compiling(run_dir),
+            compiling=who_compiles(run_dir),
             settled=self._ended_well or root_cause(marks) is not None,
             stop=self._stop,
         )

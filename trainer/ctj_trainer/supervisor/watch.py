@@ -4,9 +4,9 @@ Hung means silent (the process is stopped or gone astray in C) or busy without m
 joined). A compilation may be long and is measured against its own limit, also on the ranks that wait for it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ctj_api.attempt import Mode
 from ctj_api.exit_codes import ExitCode
 from ctj_api.report import Progress
 from ctj_trainer import progress as phases
@@ -56,9 +56,8 @@ def stop_seconds(grace: float) -> float:
 class Watch:
     """Remembers when what last moved."""
 
-    def __init__(self, limits: Patience, *, now: float, many_pods: bool) -> None:
+    def __init__(self, limits: Patience, *, now: float) -> None:
         self._limits = limits
-        self._many_pods = many_pods
         self._progress: Progress | None = None
         self._moved_at = now
         self._heard_at = now
@@ -66,9 +65,16 @@ class Watch:
         self._kept_step: int | None = None
 
     def look(
-        self, *, now: float, progress: Progress | None, compiling: bool, settled: bool, stop: Stop | None
+        self,
+        *,
+        now: float,
+        progress: Progress | None,
+        compiling: Mapping[str, float],
+        settled: bool,
+        stop: Stop | None,
     ) -> End | None:
-        """Decide. `compiling`: any local rank says so. `settled`: the ranks' marks already tell how it ended."""
+        """Decide. `compiling`: ranks of any pod that say so, and for how many seconds. `settled`: the ranks' marks
+        already tell how it ended."""
         self._note(now, progress)
         if settled:
             self._settled_at = self._settled_at or now
@@ -98,7 +104,7 @@ class Watch:
             self._kept_step = max(self._kept_step or 0, progress.checkpoint_step)
         self._progress = progress
 
-    def _stopping(self, now: float, stop: Stop, compiling: bool) -> End | None:
+    def _stopping(self, now: float, stop: Stop, compiling: Mapping[str, float]) -> End | None:
         phase = self._phase(compiling)
         busy_before_steps = phase in (phases.STARTING, phases.LOADING, phases.COMPILING, phases.PROBING)
         if busy_before_steps and self.nothing_to_lose:
@@ -112,7 +118,7 @@ class Watch:
             "steps since the newest checkpoint will be repeated. Give the pod a longer terminationGracePeriodSeconds",
         )
 
-    def _hung(self, now: float, compiling: bool) -> End | None:
+    def _hung(self, now: float, compiling: Mapping[str, float]) -> End | None:
         silent = now - self._heard_at
         if self._progress is not None and silent >= self._limits.heartbeat:
             return End(
@@ -128,24 +134,26 @@ class Watch:
         return End(
             code=ExitCode.HANG,
             message=f"nothing moved for {still:.0f} s in phase {self._phase(compiling)} after step {step} (limit "
-            f"{limit:.0f} s)",
+            f"{limit:.0f} s){_named(compiling)}",
             hung=True,
         )
 
-    def _limit(self, compiling: bool) -> float:
+    def _limit(self, compiling: Mapping[str, float]) -> float:
         if self._phase(compiling) in (phases.COMPILING, phases.PROBING):
             return self._limits.compile
         if self._phase(compiling) != phases.TRAINING or self._progress is None:
             return self._limits.slow
-        step = max(self._limits.step, 10 * (self._progress.step_seconds or 0.0))
-        # A rank of another pod may be compiling while ours waits for it.
-        elsewhere = self._many_pods and self._progress.mode is Mode.COMPILED
-        return max(step, self._limits.compile) if elsewhere else step
+        return max(self._limits.step, 10 * (self._progress.step_seconds or 0.0))
 
-    def _phase(self, compiling: bool) -> str:
+    def _phase(self, compiling: Mapping[str, float]) -> str:
         if self._progress is None:
             return phases.STARTING
         return phases.COMPILING if compiling else self._progress.phase
+
+
+def _named(compiling: Mapping[str, float]) -> str:
+    who = ", ".join(f"rank {rank} for {seconds:.0f} s" for rank, seconds in sorted(compiling.items()))
+    return f"; compiling: {who}".replace("rank elsewhere", "a rank of another pod") if who else ""
 
 
 def _position(progress: Progress) -> tuple[object, ...]:
