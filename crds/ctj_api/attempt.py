@@ -54,6 +54,17 @@ class JobIdentity(Contract):
     uid: str
 
 
+class CacheArchive(Contract):
+    """Compiled code that an attempt left beside its checkpoints, as CACHE_FOLDER/<digest>.tar.
+
+    Code is loaded only by a digest that came another way than the file: in the report, the status and this message.
+    """
+
+    key: Annotated[str, Field(max_length=256, description="Torch, Python and hardware it was compiled with and for.")]
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the file.")]
+    num_bytes: Annotated[int, Field(ge=1)]
+
+
 class Attempt(Contract):
     """Everything one attempt is told."""
 
@@ -80,6 +91,9 @@ class Attempt(Contract):
     recipe: Recipe
     training: Training
     compile: Compile
+    compile_cache: Annotated[
+        CacheArchive | None, Field(description="Compiled code of an earlier attempt, fetched where its key fits.")
+    ] = None
 
     @property
     def is_last(self) -> bool:

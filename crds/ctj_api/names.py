@@ -54,6 +54,7 @@ STEPS_FILE = "steps.jsonl"
 MANIFEST_FILE = "manifest.json"
 EXPORT_FOLDER = "export"
 TRACKERS_FOLDER = "trackers"
+CACHE_FOLDER = "compile-cache"
 PROGRESS_FILE = "progress.json"
 
 # What each is for, printed in docs/reference.

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ctj_api.attempt import MESSAGE_VERSION, Mode
+from ctj_api.attempt import MESSAGE_VERSION, CacheArchive, Mode
 from ctj_api.model import Contract
 from ctj_api.spec import Measurement
 
@@ -78,6 +78,9 @@ class Report(Contract):
     checkpoint: CheckpointRef | None = None
     measurements: Annotated[dict[Measurement, float], Field(default_factory=dict)]
     compile: CompileVerdict | None = None
+    compile_cache: Annotated[
+        CacheArchive | None, Field(description="Compiled code that this attempt published, or went on using.")
+    ] = None
     memory: Annotated[list[MemoryPrediction], Field(default_factory=list)]
     failure: Failure | None = None
     notices: Annotated[

@@ -127,6 +127,7 @@ class Measurement(StrEnum):
     RECOMPILES_AFTER_WARMUP = "recompilesAfterWarmup"
     GRAPH_BREAKS = "graphBreaks"
     COMPILE_SECONDS = "compileSeconds"
+    CACHE_HIT_RATIO = "cacheHitRatio"
     SAMPLES_PER_SECOND_PER_PROCESS = "samplesPerSecondPerProcess"
     THROUGHPUT_RATIO = "throughputRatio"
     STEP_TIME_P50_SECONDS = "stepTimeP50Seconds"

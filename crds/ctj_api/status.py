@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ctj_api.attempt import LineageEntry, Mode, Replay
+from ctj_api.attempt import CacheArchive, LineageEntry, Mode, Replay
 from ctj_api.model import Contract, FigureString
 from ctj_api.report import CheckpointRef
 from ctj_api.spec import GateMode, Measurement, OnFailure
@@ -229,6 +229,9 @@ class Status(Contract):
     attempt: Annotated[int, Field(ge=0, description="One counter for the life of the job, never reused.")] = 0
     current: CurrentAttempt | None = None
     stable: Stable | None = None
+    compile_cache: Annotated[
+        CacheArchive | None, Field(description="Compiled code that the next attempt may start with.")
+    ] = None
     ladder: Annotated[list[StageStatus], Field(default_factory=list, max_length=4)]
     remedies: Annotated[list[Remedy], Field(default_factory=list, max_length=64)]
     fallbacks_used: int = 0

@@ -68,6 +68,21 @@ def do_train(pod: ProgressWriter, steps: int) -> ExitCode | None:
     return None
 
 
+def do_train_and_save(pod: ProgressWriter, seconds: float) -> ExitCode:
+    """Step until asked to stop; the save then takes its time."""
+    requests = Requests(attempt=1, control_file=Path(os.environ["CTJ_CONTROL_FILE"]), run_dir=RUN_DIR)
+    pod.update(phase=progress.TRAINING)
+    step = 0
+    while not requests.now().stop:
+        time.sleep(STEP_SECONDS)
+        step += 1
+        pod.update(step=step)
+    pod.update(phase=progress.SAVING)
+    time.sleep(seconds)
+    pod.update(checkpoint_step=step)
+    return end(ExitCode.STOPPED, requests.now().stop)
+
+
 def do_report(pod: ProgressWriter, text: str | None = None) -> None:
     whole = Report(attempt=1, stage="only", exit_code=0, step=5, measurements={"finalLoss": 0.5})
     (RUN_DIR / "report.json").write_text(text or whole.model_dump_json(by_alias=True, exclude_none=True))

@@ -217,6 +217,21 @@ def test_a_deleted_pod_saves_and_says_so(pod: MakePod) -> None:
     assert deleted.report.checkpoint.step == deleted.report.step
 
 
+def test_a_save_longer_than_the_agents_own_patience_is_not_cut_C53(pod: MakePod) -> None:
+    """C53: torchrun kills workers 30 s after SIGTERM; the pod has 300 s, less 15 for the launcher's own end."""
+    slow = pod({"*": [["train_and_save", 33.0]]}, environment={names.ENV_GRACE_SECONDS: "300"}).start()
+    slow.until_step(2)
+
+    assert slow.process is not None
+    began = time.monotonic()
+    os.killpg(os.getpgid(slow.process.pid), signal.SIGTERM)
+    assert slow.wait() == ExitCode.STOPPED
+    assert time.monotonic() - began > 33
+    assert slow.report.checkpoint is not None
+    assert slow.report.checkpoint.step == slow.report.step
+    assert slow.alive() == []
+
+
 def test_control_stops_an_attempt_and_other_attempts_control_does_not(pod: MakePod) -> None:
     asked = pod({"*": FOREVER}).start()
 

@@ -57,7 +57,8 @@ def test_gauges_counters_and_histograms_reach_the_page(tmp_path: Path) -> None:
     assert sample("ctj_train_step_seconds_sum", "700.2") in lines
 
 
-def test_a_rank_killed_and_started_again_has_one_value(tmp_path: Path) -> None:
+def test_a_rank_killed_and_started_again_has_one_value_C60(tmp_path: Path) -> None:
+    """C60: kill -9 leaves nothing behind at the next scrape, and a new process id adds no second line."""
     alive = RankMetrics(tmp_path, rank=0)
     alive.set("ctj_train_loss", 1.0)
     alive.publish()

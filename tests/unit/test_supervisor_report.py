@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.unit.supervised import an_attempt
 
-from ctj_api.attempt import Attempt, Mode
+from ctj_api.attempt import Attempt, CacheArchive, Mode
 from ctj_api.exit_codes import ExitCode
 from ctj_api.names import REPORT_FILE
 from ctj_api.report import CheckpointRef, CompileVerdict, Failure, MemoryPrediction, Progress, Report
@@ -28,9 +28,11 @@ def largest_report(letter: str, value: float) -> Report:
         memory=[MemoryPrediction(stage="s" * 20, predicted_bytes=10**15, limit_bytes=10**15)] * 4,
         failure=Failure(rank=7, reason="r" * 64, message=letter * 1024, last_lines=letter * 1500),
         notices=[letter * 1000] * 8,
+        compile_cache=CacheArchive(key="k" * 256, digest="a" * 64, num_bytes=2**28),
     )
 
 
+@settings(deadline=None)  # the first example pays for imports, on a machine that may be busy
 @given(letter=st.characters(exclude_categories=["Cs"]), value=st.floats())
 @example(letter="\x00", value=-1.2345678901234567e-300)  # the longest in JSON
 def test_the_largest_report_fits_and_keeps_what_gates_read(letter: str, value: float) -> None:
@@ -87,6 +89,17 @@ def test_a_draft_keeps_its_evidence(attempt: Attempt) -> None:
         draft, attempt=attempt, outcome=PodOutcome(code=ExitCode.DONE), progress=progress(), notices=[]
     )
     assert report == draft
+
+
+def test_a_crash_after_the_warm_up_reports_the_compiled_code_and_the_progress(attempt: Attempt) -> None:
+    archive = CacheArchive(key="torch-2.15.0", digest="a" * 64, num_bytes=9)
+    memory = [MemoryPrediction(stage="only", predicted_bytes=1)]
+    early = Report(attempt=4, stage="only", exit_code=1, compile_cache=archive, memory=memory, notices=["slow"])
+    killed = PodOutcome(code=ExitCode.KILLED)
+    report = ending.complete(early, attempt=attempt, outcome=killed, progress=progress(checkpointStep=10), notices=[])
+    assert (report.compile_cache, report.memory, report.notices) == (archive, memory, ["slow"])
+    assert (report.step, report.mode, report.exit_code) == (12, Mode.COMPILED, 137)
+    assert report.checkpoint == CheckpointRef(attempt=4, step=10)
 
 
 @pytest.mark.parametrize("text", ["{", "", '{"attempt": 4}', '{"attempt":3,"stage":"only","exitCode":0}'])

@@ -1,13 +1,10 @@
-"""What the supervisor hands to torchrun's agent, and where compiled code goes."""
+"""What the supervisor hands to torchrun's agent."""
 
-import stat
-import sys
 from pathlib import Path
 
 import pytest
 from tests.unit.supervised import an_attempt, environment_of
 
-from ctj_api import names
 from ctj_api.spec import Strategy, Tracker
 from ctj_trainer.supervisor import launch
 from ctj_trainer.supervisor.settings import Settings, read_settings
@@ -42,27 +39,6 @@ def test_what_the_owner_of_the_pod_set_stays(tmp_path: Path) -> None:
     environment = launch.agent_environment(settings(tmp_path), outer, compile_cache=tmp_path / "c")
     assert (environment["OMP_NUM_THREADS"], environment["HF_HOME"]) == ("3", "/models")
     assert environment["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "c")
-
-
-def test_compiled_code_is_kept_per_torch_python_and_hardware(tmp_path: Path) -> None:
-    folder, notice = launch.prepare_compile_cache(tmp_path / "cache")
-    assert notice is None
-    assert folder.is_dir()
-    assert folder.parent == tmp_path / "cache"
-    assert folder.name.startswith("torch-2.")
-    assert f"py{sys.version_info.major}.{sys.version_info.minor}" in folder.name
-    assert launch.prepare_compile_cache(tmp_path / "cache") == (folder, None)
-
-
-def test_an_unwritable_cache_costs_time_not_the_job(tmp_path: Path) -> None:
-    blocker = tmp_path / "file"
-    blocker.touch()
-    folder, notice = launch.prepare_compile_cache(blocker)
-    assert folder.is_dir()
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert notice is not None
-    assert names.ENV_CACHE_DIR in notice
-    folder.rmdir()
 
 
 @pytest.mark.parametrize(

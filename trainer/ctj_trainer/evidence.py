@@ -20,6 +20,8 @@ class RankFigures:
     recompiles_after_warmup: int
     graph_breaks: int
     compile_seconds: float
+    cache_hit_ratio: float | None = None
+    """Of look-ups in the compile cache; None where nothing was looked up."""
 
 
 def replay_differences(
@@ -57,12 +59,14 @@ def measure(
     records = [steps[step] for step in sorted(steps)]
     non_finite = [r for r in records if not (r.skipped or (math.isfinite(r.loss) and math.isfinite(r.grad_norm)))]
     ratios = [r.memory_peak_ratio for r in ranks if r.memory_peak_ratio is not None]
+    hit_ratios = [r.cache_hit_ratio for r in ranks if r.cache_hit_ratio is not None]
     found: dict[Measurement, float | None] = {
         Measurement.NON_FINITE_STEPS: len(non_finite),
         Measurement.MEMORY_PEAK_RATIO: max(ratios, default=None),
         Measurement.RECOMPILES_AFTER_WARMUP: max(r.recompiles_after_warmup for r in ranks),
         Measurement.GRAPH_BREAKS: max(r.graph_breaks for r in ranks),
         Measurement.COMPILE_SECONDS: max(r.compile_seconds for r in ranks),
+        Measurement.CACHE_HIT_RATIO: min(hit_ratios, default=None),
         Measurement.FINAL_LOSS: records[-1].loss if records else None,
         Measurement.EVALUATION_LOSS: next(
             (r.evaluation_loss for r in reversed(records) if r.evaluation_loss is not None), None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ctj_api.attempt import Attempt, Mode
+from ctj_api.attempt import Attempt, CacheArchive, Mode
 from ctj_api.exit_codes import ExitCode
 from ctj_api.names import REPORT_FILE, attempt_folder
 from ctj_api.report import CheckpointRef, CompileVerdict, MemoryPrediction, Report
@@ -25,6 +25,7 @@ class Outcome:
     verdict: CompileVerdict | None = None
     memory: Sequence[MemoryPrediction] = ()
     notices: Sequence[str] = ()
+    compile_cache: CacheArchive | None = None
 
     def write(self, run_dir: Path) -> None:
         """Write the draft atomically; a later one replaces it."""
@@ -40,6 +41,7 @@ class Outcome:
             compile=self.verdict,
             memory=list(self.memory),
             notices=list(self.notices),
+            compile_cache=self.compile_cache,
         )
         draft = run_dir / f".{REPORT_FILE}.tmp"
         draft.write_text(report.model_dump_json(by_alias=True, exclude_none=True))

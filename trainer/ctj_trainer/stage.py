@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -40,6 +41,9 @@ from ctj_trainer.strategies.foundation import no_kernel
 from ctj_trainer.strategies.prepared import Prepared
 from ctj_trainer.telemetry import Telemetry
 from ctj_trainer.trackers import Trackers, tracking
+
+if TYPE_CHECKING:
+    from ctj_trainer.compile.cache import CompileCache
 
 log = logging.getLogger("ctj")
 POLICY_FILE = "compile-policy.json"
@@ -138,7 +142,7 @@ def _trained(scene: Scene, loop: Loop, memory: Sequence[MemoryPrediction], polic
     session = loop.parts.session
     may_be_eager = policy.fallback is Fallback.EAGER
     try:
-        _warm_up(scene, loop, policy)
+        _warm_up(scene, loop, policy, memory)
         return loop.run()
     except NonFiniteError:
         _report(scene, loop, memory, ExitCode.NON_FINITE)
@@ -167,7 +171,7 @@ def _trained(scene: Scene, loop: Loop, memory: Sequence[MemoryPrediction], polic
 
 
 def _compare_ranks(scene: Scene, policy: CompilePolicy) -> None:
-    """Refuse to compile on ranks that are not equal. Collective, and the first thing that is.
+    """Refuse to compile on ranks that are not equal, before anything is built. Collective.
 
     Raises:
         RanksDifferError: what differs, on which rank.
@@ -178,8 +182,10 @@ def _compare_ranks(scene: Scene, policy: CompilePolicy) -> None:
         refuse_differences(scene.ranks.gather(fingerprint(policy, scene.ranks.device.type)))
 
 
-def _warm_up(scene: Scene, loop: Loop, policy: CompilePolicy) -> None:
+def _warm_up(scene: Scene, loop: Loop, policy: CompilePolicy, memory: Sequence[MemoryPrediction]) -> None:
     """Compile on every rank for the first batch and the declared shapes, then wait for the last rank. Collective.
+
+    What was compiled is published at once: the next attempt may follow a crash.
 
     Raises:
         LateRankError: a rank did not come in time.
@@ -187,15 +193,42 @@ def _warm_up(scene: Scene, loop: Loop, policy: CompilePolicy) -> None:
     gradients, session = loop.parts.gradients, loop.parts.session
     if not session.compiles_from(loop.step + 1):
         return
+    from ctj_trainer.compile.cache import CompileCache
     from ctj_trainer.compile.warmup import shaped, warm_up
 
     scene.telemetry.phase(progress.COMPILING)
     first = gradients.batches_of(loop.step + 1)[0]
     batches = [first, *(shaped(first, sizes) for sizes in policy.shapes)]
-    with session.warming():
-        seconds = warm_up(gradients.rehearse, batches, inner=loop.parts.prepared.inner, ranks=scene.ranks)
-    scene.ranks.board.meet(timeout_seconds=policy.timeout_seconds)
-    log.info("warmed up on %d shapes in %.1f s", len(batches), seconds)
+    cache = CompileCache(policy, rank=scene.ranks.rank)
+
+    def run() -> None:
+        warm_up(gradients.rehearse, batches, inner=loop.parts.prepared.inner, ranks=scene.ranks)
+        scene.ranks.board.meet(timeout_seconds=policy.timeout_seconds)  # before anything collective
+
+    with session.warming() as guard:
+        cache.mended(run, guard=guard, ranks=scene.ranks, notice=scene.notice)
+    log.info("warmed up on %d shapes in %.1f s", len(batches), session.warm_seconds)
+    if scene.ranks.rank == 0:
+        _publish(scene, session, cache, memory)
+
+
+def _publish(scene: Scene, session: CompileSession, cache: "CompileCache", memory: Sequence[MemoryPrediction]) -> None:
+    attempt = scene.attempt
+    try:
+        is_new = session.facts.cache_misses > 0
+        session.archive = cache.publish(scene.root, before=attempt.compile_cache, compiled=is_new)
+    except OSError as error:
+        scene.notice(f"compiled code could not be published ({error.strerror}): another node compiles it again")
+    if session.archive is not None:
+        early = Outcome(
+            attempt=attempt,
+            exit_code=ExitCode.USER_CODE_OR_IMAGE,
+            measurements={},
+            memory=memory,
+            notices=scene.notices,
+            compile_cache=session.archive,
+        )
+        early.write(scene.run_dir)
 
 
 def _predicted(scene: Scene, recipe: Recipe) -> Sequence[MemoryPrediction]:
@@ -384,6 +417,7 @@ def _report(scene: Scene, loop: Loop, memory: Sequence[MemoryPrediction], exit_c
         recompiles_after_warmup=session.recompiles_after_warmup,
         graph_breaks=session.facts.graph_breaks,
         compile_seconds=session.facts.compile_seconds,
+        cache_hit_ratio=session.facts.cache_hit_ratio,
     )
     everyone = scene.ranks.gather(figures)
     if scene.ranks.rank != 0:
@@ -405,4 +439,5 @@ def _report(scene: Scene, loop: Loop, memory: Sequence[MemoryPrediction], exit_c
         verdict=session.verdict,
         memory=memory,
         notices=scene.notices,
+        compile_cache=session.archive,
     ).write(scene.run_dir)

@@ -73,6 +73,8 @@ def _take_report(situation: Situation, stage: str, report: Report) -> Situation:
         measurements={name: gates.figure(value) for name, value in report.measurements.items()},
         compile_reason=report.compile.reason if report.compile is not None else situation.stage(stage).compile_reason,
     )
+    if report.compile_cache is not None:
+        situation = situation.change(compile_cache=report.compile_cache)
     known = {one.name for one in situation.status.ladder}
     for prediction in report.memory:
         if prediction.stage in known:

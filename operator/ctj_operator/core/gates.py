@@ -24,6 +24,7 @@ _OF_COMPILED = frozenset(
         Measurement.RECOMPILES_AFTER_WARMUP,
         Measurement.GRAPH_BREAKS,
         Measurement.COMPILE_SECONDS,
+        Measurement.CACHE_HIT_RATIO,
     }
 )
 _OF_REPLAY = frozenset({Measurement.REPLAY_LOSS_RELATIVE, Measurement.REPLAY_GRAD_NORM_RELATIVE})

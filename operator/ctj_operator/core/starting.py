@@ -113,6 +113,7 @@ def build_attempt(spec: Spec, status: Status, job: JobIdentity) -> Attempt:
         recipe=spec.recipe,
         training=spec.training,
         compile=spec.compile,
+        compile_cache=status.compile_cache,
     )
 
 

@@ -53,6 +53,12 @@ class CompileGuard:
         self.regions.forget()
         self.watch.close()
 
+    def start_over(self) -> None:
+        """Forget what was compiled and what failed; the next call compiles. Only between optimizer steps."""
+        torch._dynamo.reset()
+        self.watch.close()
+        self.watch = CompileWatch()
+
 
 @contextmanager
 def guarded(*, on_compiling: Callable[[], AbstractContextManager[None]]) -> Iterator[CompileGuard]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import nn
 
-from ctj_api.attempt import Attempt, Mode
+from ctj_api.attempt import Attempt, CacheArchive, Mode
 from ctj_api.report import CompileVerdict
 from ctj_api.spec import CompileScope, Fallback
 from ctj_api.tolerances import limits_for
@@ -74,7 +74,9 @@ class CompileSession:
         self._times: dict[int, StepTime] = {}
         self._steps_here = 0
         self._recompiles_at_warm = 0
-        self._warm_seconds = 0.0
+        self.warm_seconds = 0.0
+        self.archive: CacheArchive | None = None
+        """Compiled code that the next attempt may start with; known to rank 0."""
         self.facts = CompileFacts()
         self.decision = decision
         self.notices = Notices()
@@ -124,13 +126,13 @@ class CompileSession:
         return any(self.mode_of(one) is Mode.COMPILED for one in coming)
 
     @contextmanager
-    def warming(self) -> Iterator[None]:
+    def warming(self) -> Iterator[CompileGuard]:
         """Run compiled, and count the time as part of the first compiled pass."""
         assert self._guard is not None
         began = time.perf_counter()
         self._guard.run(Mode.COMPILED)
-        yield
-        self._warm_seconds = time.perf_counter() - began
+        yield self._guard
+        self.warm_seconds = time.perf_counter() - began
         self.facts = self._guard.watch.read()
 
     @property
@@ -154,7 +156,7 @@ class CompileSession:
         limits = limits_for(self._attempt.compile.tolerances, self._attempt.training.precision)
         result = probe(run, inner=prepared.inner, guard=self._guard, limits=limits, ranks=self._ranks)
         if result.compiled_seconds is not None:
-            result = replace(result, compiled_seconds=result.compiled_seconds + self._warm_seconds)
+            result = replace(result, compiled_seconds=result.compiled_seconds + self.warm_seconds)
         self.facts = self._guard.watch.read()
         decision = judge_probe(result, limits)
         self.notices.about_breaks(self._guard.breaks, self._guard.regions)

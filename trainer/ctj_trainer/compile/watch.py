@@ -33,6 +33,12 @@ class CompileFacts:
     breaks_by: ByClass = field(default_factory=dict)
     failures_by: ByClass = field(default_factory=dict)
 
+    @property
+    def cache_hit_ratio(self) -> float | None:
+        """Hits per look-up in the compile cache; None without one."""
+        total = self.cache_hits + self.cache_misses
+        return self.cache_hits / total if total else None
+
 
 class CompileWatch:
     """Follow torch's compile records of this process, from now on."""

@@ -33,8 +33,11 @@ def read_draft(run_dir: Path, attempt: Attempt) -> tuple[Report | None, str | No
 def complete(
     draft: Report | None, *, attempt: Attempt, outcome: PodOutcome, progress: Progress | None, notices: Sequence[str]
 ) -> Report:
-    """Add how it ended; without a draft, what the last progress tells."""
+    """Add how it ended; where the draft is an early one or there is none, what the last progress tells."""
     report = draft or _from_progress(attempt, progress)
+    if draft is not None and not draft.measurements:
+        early = {"memory": draft.memory, "compile_cache": draft.compile_cache, "notices": draft.notices}
+        report = _from_progress(attempt, progress).model_copy(update=early)
     step = max(report.step, progress.step if progress is not None else 0)
     return report.model_copy(
         update={

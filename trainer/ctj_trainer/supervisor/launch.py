@@ -1,25 +1,21 @@
-"""With which command and environment is torchrun's agent started, and where does compiled code go?"""
+"""With which command and environment is torchrun's agent started?"""
 
-import hashlib
-import importlib.metadata
 import importlib.util
 import os
-import platform
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from ctj_api import names
 from ctj_api.spec import Strategy
+from ctj_trainer.compile.cache_folder import ENV_FOLDER
 from ctj_trainer.supervisor.settings import Settings
 from ctj_trainer.trackers import PACKAGES
 
 LOGS = "logs"
 RECORD = "agent.json"
-_GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
 
 
 def missing_package(settings: Settings) -> str | None:
@@ -93,55 +89,12 @@ def agent_environment(settings: Settings, outer: Mapping[str, str], *, compile_c
         **({"GLOO_SOCKET_IFNAME": "lo"} if settings.nodes == 1 and sys.platform == "linux" else {}),
         **outer,
         "PYTHONUNBUFFERED": "1",
-        "TORCHINDUCTOR_CACHE_DIR": str(compile_cache),
+        ENV_FOLDER: str(compile_cache),
         names.ENV_AGENT_RECORD: str(settings.run_dir / RECORD),
         names.ENV_PARENT: str(os.getpid()),
         names.ENV_WORKER_MODULE: settings.worker_module,
         names.ENV_RUN_DIR: str(settings.run_dir),
     }
-
-
-def prepare_compile_cache(cache_dir: Path) -> tuple[Path, str | None]:
-    """Return the folder of compiled code for this torch, Python and hardware, and a notice if it is a throw-away one.
-
-    The content is hashed by Inductor, so stages and jobs share it; what cannot run here must not be found here.
-    """
-    folder = cache_dir / cache_key()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder, None
-    except OSError as error:
-        spare = Path(tempfile.mkdtemp(prefix="ctj-compile-"))
-        return spare, (
-            f"{names.ENV_CACHE_DIR} {cache_dir} cannot be written ({error.strerror}): compiled code is kept in {spare} "
-            "for this attempt only; every attempt compiles again until the folder is writable"
-        )
-
-
-def cache_key() -> str:
-    """Name torch, Python and the hardware without importing torch."""
-    try:
-        torch = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        torch = "none"
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return f"torch-{torch}-py{python}-{platform.machine()}-{_device_name()}"
-
-
-def _device_name() -> str:
-    models = set()
-    for information in _GPU_FOLDER.glob("*/information"):
-        lines = information.read_text().splitlines()
-        models |= {line.partition(":")[2].strip() for line in lines if line.startswith("Model")}
-    if models:
-        return "-".join(sorted(models)).replace(" ", "_")
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return "cpu"
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return "cpu-" + hashlib.sha256(" ".join(sorted(flags.split())).encode()).hexdigest()[:8]
 
 
 def _processors() -> int:

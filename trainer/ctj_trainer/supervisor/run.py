@@ -12,6 +12,8 @@ from ctj_api import names
 from ctj_api.control import StopControl
 from ctj_api.exit_codes import ExitCode, reason_of
 from ctj_api.report import Failure, Report
+from ctj_trainer.compile.archive import ArchiveError, fetch_once
+from ctj_trainer.compile.cache_folder import cache_key, prepare_compile_cache
 from ctj_trainer.controls import ControlFile
 from ctj_trainer.marks import clear_marks, ended_well, read_marks, request_stop, root_cause
 from ctj_trainer.memory import oom_kills
@@ -82,10 +84,10 @@ class Supervisor:
             signal.signal(number, self._on_signal)
         # Held back since the first line; children would inherit the block.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
-        compile_cache, notice = launch.prepare_compile_cache(self._settings.cache_dir)
-        for text in (notice, serve(self._settings)):
-            if text is not None:
-                self._notify(text)
+        compile_cache = self._prepare_compile_cache()
+        text = serve(self._settings)
+        if text is not None:
+            self._notify(text)
         agent = launch.start_agent(self._settings, compile_cache=compile_cache)
         end = self._watch_over(agent)
         if end is not None:
@@ -96,6 +98,24 @@ class Supervisor:
         outcome = self._hold(self._judge(code, end))
         self._report(outcome)
         return int(outcome.code)
+
+    def _prepare_compile_cache(self) -> Path:
+        """Choose this node's folder, and bring in what an earlier attempt compiled."""
+        folder, notice = prepare_compile_cache(self._settings.cache_dir)
+        if notice is not None:
+            self._notify(notice)
+        archive = self._settings.attempt.compile_cache
+        if archive is None:
+            return folder
+        if archive.key != cache_key():
+            _say(f"compiled code is at hand for {archive.key}, not for {cache_key()}: compiled again")
+            return folder
+        try:
+            count = fetch_once(archive, self._settings.checkpoint_root, folder)
+            _say(f"compiled code of an earlier attempt: {count} files fetched")
+        except ArchiveError as error:
+            self._notify(str(error))
+        return folder
 
     def _watch_over(self, agent: "subprocess.Popen[bytes]") -> End | None:
         """Look until the agent has ended, or until it must be ended."""
