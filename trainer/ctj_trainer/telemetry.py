@@ -108,6 +108,10 @@ class Telemetry:
         self._metrics.add("ctj_train_nonfinite_total")
         self._metrics.publish(force=True)
 
+    def close(self) -> None:
+        """Show the last values, however short ago others were shown."""
+        self._metrics.publish(force=True)
+
     def _tell(self, **fields: object) -> None:
         if self._pod is not None:
             self._pod.update(**fields)
@@ -174,4 +178,6 @@ def telling(attempt: Attempt, *, run_dir: Path, folder: Path, ranks: Ranks) -> I
         if ranks.rank == 0:
             records = RecordWriter(folder)
             stack.callback(records.close)
-        yield Telemetry(run_dir=run_dir, ranks=ranks, pod=pod, records=records)
+        telemetry = Telemetry(run_dir=run_dir, ranks=ranks, pod=pod, records=records)
+        stack.callback(telemetry.close)
+        yield telemetry
