@@ -4,27 +4,21 @@
 descriptor that was its stdout. The fixture `ranks` of conftest.py is the other side.
 """
 
-import importlib.util
+import importlib
 import os
 import pickle
 import sys
 import traceback
 from datetime import timedelta
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+ROOT = Path(__file__).parents[2]
 
-@cache
+
 def module_at(path: str) -> ModuleType:
-    name = f"cases_{Path(path).stem}"
-    specification = importlib.util.spec_from_file_location(name, path)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[name] = module
-    specification.loader.exec_module(module)
-    return module
+    """Import a file of the tests by the name under which other test files import it: two copies would count apart."""
+    return importlib.import_module(".".join(Path(path).relative_to(ROOT).with_suffix("").parts))
 
 
 def main() -> None:
@@ -34,7 +28,7 @@ def main() -> None:
     # As torchrun would set it; DeepSpeed reads some of it.
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "DS_ACCELERATOR": "cpu"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": str(world_size)}
-    sys.path.insert(0, str(Path(__file__).parents[2]))  # cases import tests.trainer.small
+    sys.path.insert(0, str(ROOT))  # cases import tests.trainer.small
     import torch.distributed as dist
 
     dist.init_process_group("gloo", timeout=timedelta(seconds=90))

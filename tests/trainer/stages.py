@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._dynamo import list_backends, register_backend
+from torch._dynamo import register_backend
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch.distributed.distributed_c10d import _get_default_store
@@ -23,7 +23,8 @@ from ctj_trainer.compile.board import CompileBoard
 from ctj_trainer.ranks import Ranks
 from ctj_trainer.records import read_records
 from ctj_trainer.requests import Requests
-from ctj_trainer.stage import Scene, run_stage
+from ctj_trainer.scene import Scene
+from ctj_trainer.stage import run_stage
 from ctj_trainer.telemetry import telling
 
 
@@ -65,7 +66,7 @@ def everyone() -> Ranks:
         device=torch.device("cpu"),
         control=dist.new_group(backend="gloo"),
         board=CompileBoard(
-            dist.PrefixStore(__name__, _get_default_store()),  # this file may be loaded twice in one rank
+            _get_default_store(),
             rank=dist.get_rank(),
             world_size=dist.get_world_size(),
         ),
@@ -89,8 +90,7 @@ def _register_backends() -> None:
             failing("forward", nth=3, on="all", error=torch.OutOfMemoryError("CUDA out of memory")),
         ),
     ):
-        if name not in list_backends(None):  # this file may be loaded twice in one rank
-            register_backend(backend, name=name)
+        register_backend(backend, name=name)
 
 
 FAILURES = [(part, nth, on) for part in ("forward", "backward") for nth in (1, 3, 4) for on in ("all", "one")]

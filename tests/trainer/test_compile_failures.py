@@ -31,7 +31,7 @@ CASES: dict[tuple[str, str], tuple[str, str, int]] = {
     ("mixed", "memory_forward_3_all"): ("out_of_memory", "blocks.3", 1),
     ("mixed_late", "fails_forward_4_all"): ("toolchain", "blocks.3", 8),
     ("mixed_late", "fails_backward_4_one"): ("toolchain", "blocks.3", 8),
-    ("mixed_counts_calls", "aot_eager"): ("int_attribute", "blocks.3", 3),
+    ("mixed_counts_calls", "aot_eager"): ("int_attribute", "blocks.3", 2),
     ("mixed", "no_number_after_20"): ("numerics", ALL_OF_THEM, 8),
 }
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ctj_api.attempt import Attempt, Mode, Replay
 from ctj_api.report import CompileVerdict
-from ctj_api.spec import Measurement
+from ctj_api.spec import Measurement, Precision
 from ctj_trainer.compile.timing import WARM_STEPS
 from ctj_trainer.records import StepRecord
 
@@ -71,7 +71,9 @@ def measure(
         Measurement.EVALUATION_LOSS: next(
             (r.evaluation_loss for r in reversed(records) if r.evaluation_loss is not None), None
         ),
-        Measurement.SKIPPED_STEPS: sum(r.skipped for r in records),
+        Measurement.SKIPPED_STEPS: sum(r.skipped for r in records)
+        if attempt.training.precision is Precision.FP16
+        else None,
     }
     if verdict is not None:
         found[Measurement.PROBE_LOSS_RELATIVE] = verdict.probe_loss_relative

@@ -74,7 +74,8 @@ def _train(attempt: Attempt, place: Place) -> int:
     from ctj_trainer.compile.board import mirrored
     from ctj_trainer.ranks import joined
     from ctj_trainer.requests import Requests
-    from ctj_trainer.stage import Scene, run_stage
+    from ctj_trainer.scene import Scene
+    from ctj_trainer.stage import run_stage
     from ctj_trainer.telemetry import telling
 
     requests = Requests(attempt=attempt.attempt, control_file=place.control_file, run_dir=place.run_dir)

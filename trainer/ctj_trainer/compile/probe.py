@@ -14,7 +14,7 @@ from torch import nn
 
 from ctj_api.attempt import Mode
 from ctj_api.tolerances import Limits
-from ctj_trainer.compile.causes import REMEDIES, FaultClass
+from ctj_trainer.compile.causes import REMEDIES, EventKind, FaultClass
 from ctj_trainer.compile.complaint import Complaint, about_failures, merged
 from ctj_trainer.compile.guard import CompileGuard
 from ctj_trainer.compile.verdict import ProbeResult
@@ -89,7 +89,8 @@ def _compare(
 def _problem(guard: CompileGuard) -> Complaint | None:
     """Why there is no compiled form to compare."""
     facts = guard.watch.read()
-    complaint = about_failures(guard.watch.take(), guard.regions)
+    # Recompilations stay for the first step's look: a value that changes with every call already shows here.
+    complaint = about_failures(guard.watch.take((EventKind.FAILURE, EventKind.LIMIT)), guard.regions)
     if complaint is None and not facts.graphs:
         reason = "nothing_compiled: no graph was captured; are the blocks torch.nn containers or disabled?"
         return Complaint(fault=FaultClass.UNKNOWN, reason=reason)

@@ -4,7 +4,7 @@ Counts graphs, recompilations, breaks, failures, seconds and cache look-ups from
 and keeps what happened since it was last asked, for the rules that judge it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,10 +92,11 @@ class CompileWatch:
         )
         return self._facts
 
-    def take(self) -> list[Event]:
-        """Return the recompilations, limit hits and failures since the last call; the caller judges them once."""
-        events, self._events = self._events, []
-        return events
+    def take(self, kinds: Container[EventKind] = tuple(EventKind)) -> list[Event]:
+        """Return the events of these kinds that nobody took yet; the caller judges them once."""
+        taken = [event for event in self._events if event.kind in kinds]
+        self._events = [event for event in self._events if event.kind not in kinds]
+        return taken
 
     def _event(self, record: Any) -> Event | None:
         """Translate a record of torch's; None where nothing but a first compilation happened."""
