@@ -40,6 +40,12 @@ def test_a_job_excludes_hooks_compiles_around_them_and_says_so(ranks: Ranks, tmp
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])
+def test_the_hooks_of_the_strategy_itself_are_no_problem(ranks: Ranks, tmp_path: Path, strategy: str) -> None:
+    ranks(run, document=attempt(strategy, end=6, recipe=hooked()), root=str(tmp_path))
+    assert not [n for n in report_of(tmp_path).notices if "offload" in n or "hook" in n]
+
+
 def test_a_hook_added_while_training_is_told(ranks: Ranks, tmp_path: Path) -> None:
     ranks(run, document=attempt("ddp", end=6, recipe=hooked(late=True)), root=str(tmp_path))
     (told,) = [n for n in report_of(tmp_path).notices if "changed after the first compiled call" in n]

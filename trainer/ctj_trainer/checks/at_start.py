@@ -32,8 +32,10 @@ def exclude_hooks(model: nn.Module) -> tuple[str, ...]:
 
 def problems_at_start(model: nn.Module, strategy: Strategy, *, shapes: Sequence[Sequence[Signature]]) -> list[str]:
     """Judge a laid-out model and the first batches of every rank (none: not judged)."""
+    # DeepSpeed's own hooks, added when it laid the model out, stand around the compiled forwards: not traced.
+    hooks = [] if strategy is Strategy.ZERO3 else check_hooks(model)
     findings = [
-        *check_hooks(model),
+        *hooks,
         *(judge_shapes(shapes, dynamic=None) if shapes else ()),
         *_managed(model, strategy),
     ]
