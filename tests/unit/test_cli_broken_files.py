@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +10,6 @@ from tests.unit.workplace import Workplace, job_document
 from ctj_api.status import Status
 from ctj_operator.core.decision import Event, EventType
 from ctj_operator.local.store import EVENTS_FILE, JOB_FILE, STATUS_FILE, Store
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Workplace:
-    return Workplace(tmp_path, monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -5,29 +5,15 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from tests.unit.workplace import Workplace, job_document
+from tests.unit.workplace import Workplace
 
 from ctj_api.attempt import Mode
 from ctj_api.status import HoldState, StageStatus, Status
 from ctj_operator.local.files import replace_json
 from ctj_operator.local.lock import hold
 from ctj_operator.local.store import Store
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Workplace:
-    return Workplace(tmp_path, monkeypatch, capsys)
-
-
-@pytest.fixture
-def store(place: Workplace) -> Store:
-    place.job_folder.mkdir(parents=True)
-    store = Store(place.job_folder)
-    store.submit(job_document())
-    return store
 
 
 def test_help_comes_without_the_imports_of_any_command() -> None:

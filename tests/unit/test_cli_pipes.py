@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.unit.workplace import Workplace, job_document
+from tests.unit.workplace import Workplace
 
 from ctj_api.checks.yaml_text import MAX_FILE_BYTES
 from ctj_operator.local.files import replace_json
@@ -18,16 +18,8 @@ SIGPIPE_EXIT = -13
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Workplace:
-    return Workplace(tmp_path, monkeypatch, capsys)
-
-
-@pytest.fixture
-def store(place: Workplace) -> Store:
+def store(store: Store) -> Store:
     """A job with more output than a pipe holds."""
-    place.job_folder.mkdir(parents=True)
-    store = Store(place.job_folder)
-    store.submit(job_document())
     child = store.children / "tiny-single-1"
     (child / "node-0").mkdir(parents=True)
     replace_json(child / "child.json", {"name": "tiny-single-1", "uid": "u", "attempt": 1, "nodes": 1})

@@ -39,11 +39,6 @@ ANSWER: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Workplace:
-    return Workplace(tmp_path, monkeypatch, capsys)
-
-
 def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
     trainer = tmp_path / "trainer-python"
     trainer.write_text(f"#!{sys.executable}\nimport json, sys\n{body}\n")

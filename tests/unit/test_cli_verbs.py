@@ -1,7 +1,5 @@
 """Verbs of the command line: what is stored, who acts on it, and what is refused because nothing would ever happen."""
 
-from pathlib import Path
-
 import pytest
 from tests.unit.workplace import Workplace, job_document
 
@@ -21,19 +19,6 @@ ANNOTATIONS = {
     "retry-compile": names.VERB_RETRY_COMPILE,
     "rollback": names.VERB_ROLLBACK,
 }
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Workplace:
-    return Workplace(tmp_path, monkeypatch, capsys)
-
-
-@pytest.fixture
-def store(place: Workplace) -> Store:
-    place.job_folder.mkdir(parents=True)
-    store = Store(place.job_folder)
-    store.submit(job_document())
-    return store
 
 
 def held() -> Status:

@@ -48,9 +48,11 @@ def test_a_short_log_is_left_alone(log: int, tmp_path: Path) -> None:
 
 def test_a_pipe_is_somebody_elses_to_bound() -> None:
     reading, writing = os.pipe()
+    os.write(writing, LINE)
     BoundedFile(writing, head=0, tail=0).keep_ends()
-    os.close(reading)
     os.close(writing)
+    with os.fdopen(reading, "rb") as output:
+        assert output.read() == LINE
 
 
 def test_what_a_worker_prints_is_copied_whole_and_given_back_to_the_disk(

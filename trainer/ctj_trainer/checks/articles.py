@@ -171,7 +171,7 @@ ITEMS: tuple[Item, ...] = (
     Item(
         topic=Topic.REGIONAL,
         question="Fast start wanted?",
-        answer="spec.compile.scope: Regional, the default: one graph for all equal blocks.",
+        answer="spec.compile.scope: regional, the default: one graph for all equal blocks.",
     ),
     Item(
         topic=Topic.REGIONAL,

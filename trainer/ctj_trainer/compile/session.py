@@ -67,7 +67,7 @@ class CompileSession:
         self._folder = folder
         self._ranks = ranks
         self._plan = plan_timing(attempt)
-        self._storm = StormRule()
+        self._storm = StormRule(declared_shapes=len(attempt.compile.shapes or ()))
         self._pressure = PressureRule()
         self._slow_down = SlowDownRule()
         self._peaks = Peaks()
