@@ -8,7 +8,7 @@ The words are Accelerate's (1.15): five `ACCELERATE_DYNAMO_*` variables, `dynamo
 its TorchDynamoPlugin, with the same meaning. What `accelerate launch` exports without being asked says nothing.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -217,11 +217,6 @@ def _is_false(text: str) -> bool:
 def _camel(name: str) -> str:
     first, *rest = name.split("_")
     return first + "".join(word.capitalize() for word in rest)
-
-
-def known_variables() -> Iterable[str]:
-    """Return the names of every variable that is read here."""
-    return (*VARIABLES.values(), *_TORCH_SWITCHES)
 
 
 _SPEC_FIELDS = (

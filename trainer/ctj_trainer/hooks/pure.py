@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ctj_trainer.compile.blocks import is_bare_torch
 from ctj_trainer.hooks.excluded import is_excluded
 from ctj_trainer.hooks.found import Family, entry_points
 
@@ -92,15 +93,11 @@ def _parts(region: nn.Module, hooked: set[str], path: str = "") -> Iterator[tupl
     """The largest modules that can be compiled whole; between hooked ones the glue stays eager."""
     below = {name for name in hooked if name != path and (not path or name.startswith(f"{path}."))}
     if not below:
-        if path in hooked or not path or not _is_bare_torch(region):
+        if path in hooked or not path or not is_bare_torch(region):
             yield path, region
         return
     for child_name, child in region.named_children():
         yield from _parts(child, hooked, f"{path}.{child_name}" if path else child_name)
-
-
-def _is_bare_torch(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn.modules")
 
 
 def _slot(owner: Any, attribute: str) -> Slot | None:
