@@ -76,6 +76,7 @@ def test_c24_compiled_autograd_of_a_sharded_model_stops_at_start(strategy: Strat
 def test_compiled_autograd_of_a_whole_model_may_be_asked_for(strategy: Strategy) -> None:
     with dynamo.patch(compiled_autograd=True):
         refuse_compiled_autograd(strategy)
+        assert dynamo.compiled_autograd  # left as it was asked for
 
 
 def test_an_excluded_module_is_no_compiled_region() -> None:

@@ -15,15 +15,15 @@ from torch import nn
 
 from ctj_api.attempt import Mode
 from ctj_trainer.accelerate.layout import layout_of
-from ctj_trainer.compile.complaint import Complaint, about_failures, about_storm, merged
+from ctj_trainer.compile.complaint import Complaint, about_events, merged
 from ctj_trainer.compile.entry import uncaptured
 from ctj_trainer.compile.guard import CompileGuard, guarded
 from ctj_trainer.compile.policy import CompilePolicy
 from ctj_trainer.compile.storm import StormRule
+from ctj_trainer.compile.timing import WARM_STEPS
 from ctj_trainer.compile.watch import CompileFacts
 
 log = logging.getLogger("ctj")
-WARM_STEPS = 2
 
 
 class ScriptGuard:
@@ -68,9 +68,7 @@ class ScriptGuard:
         events, regions = self._guard.watch.take(), self._guard.regions
         if not events or self._guard.mode is Mode.EAGER:
             return None
-        is_warming = self.steps <= WARM_STEPS
-        storm = self._storm.judge(self.steps, events, is_warming=is_warming, instances=regions.instances)
-        return about_failures(events, regions) or (about_storm(storm, regions) if storm else None)
+        return about_events(events, regions, self._storm, step=self.steps, is_warming=self.steps <= WARM_STEPS)
 
     def _agreed(self, mine: Complaint | None) -> Complaint | None:
         """Every rank gives up what one does. Only a step with a complaint costs more than one byte."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ctj_trainer.compile.causes import Event, EventKind, FaultClass, diagnose
 from ctj_trainer.compile.in_place import CompiledRegions
-from ctj_trainer.compile.storm import Storm
+from ctj_trainer.compile.storm import Storm, StormRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +15,14 @@ class Complaint:
     fault: FaultClass
     reason: str
     regions: tuple[str, ...] = ()
+
+
+def about_events(
+    events: Sequence[Event], regions: CompiledRegions, storms: StormRule, *, step: int, is_warming: bool
+) -> Complaint | None:
+    """Complain about what the compiler did in one step: failures first, then functions that recompile without end."""
+    storm = storms.judge(step, events, is_warming=is_warming, instances=regions.instances)
+    return about_failures(events, regions) or (about_storm(storm, regions) if storm else None)
 
 
 def about_failures(events: Sequence[Event], regions: CompiledRegions) -> Complaint | None:

@@ -15,7 +15,7 @@ from ctj_api.spec import CompileScope, Fallback
 from ctj_api.tolerances import limits_for
 from ctj_trainer.compile.blame import blamed
 from ctj_trainer.compile.causes import REMEDIES, FaultClass
-from ctj_trainer.compile.complaint import Complaint, about_failures, about_storm
+from ctj_trainer.compile.complaint import Complaint, about_events
 from ctj_trainer.compile.guard import CompileGuard
 from ctj_trainer.compile.notices import Notices
 from ctj_trainer.compile.pressure import Peaks, PressureRule, highest
@@ -192,8 +192,7 @@ class CompileSession:
         if events:
             self.notices.about_seconds(self.facts)
             is_warming = self._steps_here < WARM_STEPS
-            storm = self._storm.judge(step, events, is_warming=is_warming, instances=regions.instances)
-            return about_failures(events, regions) or (about_storm(storm, regions) if storm else None)
+            return about_events(events, regions, self._storm, step=step, is_warming=is_warming)
         pressure = self._pressure.judge(memory)
         if not pressure or self.mode_of(step) is Mode.EAGER:
             return None
